@@ -28,8 +28,8 @@ import numpy as np
 from benchmarks import common
 from bert_jax import command_line, errors
 from bert_jax.data import shards
-from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.masking.rule import MaskingRule
+from bert_jax.data.phases import PhasedLoader
 from data_prep import build, vocabulary
 from data_prep.build_options import BuildOptions
 from data_prep.vocabulary import TokenizerOptions
@@ -96,7 +96,7 @@ def _build(input: str, tokenizer: Path, directory: Path, seq_len: int) -> Path:
 def _our_rate(directory: Path, unit: str = "word", batch_size: int = BATCH_SIZE) -> float:
     dataset = shards.open_dataset(directory, "train")
     dataset.masking = MaskingRule(unit)
-    loader = PretrainingLoader(dataset, dataset.vocabulary(), batch_size=batch_size, seed=0)
+    loader = PhasedLoader.single(dataset, dataset.vocabulary(), batch_size=batch_size, seed=0)
     rates, step = [], 0
     for repeat in range(REPEATS + 1):
         tokens, began = 0, time.process_time()
@@ -129,7 +129,7 @@ def _first_batch_seconds(directory: Path, many: Path) -> float:
     for _ in range(REPEATS):
         began = time.perf_counter()
         dataset = shards.open_dataset(many, "train")
-        PretrainingLoader(dataset, dataset.vocabulary(), batch_size=BATCH_SIZE, seed=0).batch(0)
+        PhasedLoader.single(dataset, dataset.vocabulary(), batch_size=BATCH_SIZE, seed=0).batch(0)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds)
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from bert_jax import config as config_lib
 from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.example import Batch
-from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.loader import DatasetLoader
 from bert_jax.data.mixture import Source
 from bert_jax.data.phases import PhasedLoader, open_held_out, open_phases, source_key, summarize
 from bert_jax.data.schedules import batch_schedule, mask_rates
@@ -83,10 +83,7 @@ def make_run(config: PretrainConfig, workdir: Location) -> tuple[Run, PhasedLoad
     length = TokenLength(config.tokens, train.tokens_before) if config.tokens else None
     rows, preset = config.evaluation_rows(min(batches.values)), config.model.preset
     loaders = [
-        {
-            source.name: PretrainingLoader(source.dataset, vocabulary, batch_size=rows, seed=config.seed)
-            for source in sources
-        }
+        {source.name: DatasetLoader(source.dataset, vocabulary, seed=config.seed) for source in sources}
         for sources in held_out
     ]
     run = Run(
@@ -167,7 +164,7 @@ def _measured(metrics: Sequence[str], held_out: Sequence[Sequence[Source]]) -> t
 def _evaluator(
     config: PretrainConfig,
     train: PhasedLoader,
-    loaders: Sequence[Mapping[str, PretrainingLoader]],
+    loaders: Sequence[Mapping[str, DatasetLoader]],
     wanted_rows: int,
 ) -> Callable[[Plan, Mesh], Evaluator]:
     """Builds the evaluator on the held-out rows and by the objective of the latest step's phase.

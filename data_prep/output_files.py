@@ -20,7 +20,7 @@ import numpy as np
 
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import MANIFEST, PARTS
-from bert_jax.data.shards import Corrupt, columns_of, read_shard, write_shard
+from bert_jax.data.shards import Corrupt, read_shard, stored_columns, write_shard
 from bert_jax.errors import UserError
 from bert_jax.storage.files import MARKER, write_atomic
 
@@ -70,7 +70,7 @@ def reader(manifest: Mapping[str, Any]) -> Callable[[Path], Rows]:
         raise UserError(f"unknown shard format {manifest['format']!r}; expected one of {', '.join(FORMATS)}")
     if manifest["format"] == "arrow":
         return read_shard
-    columns = columns_of(manifest)
+    columns = stored_columns(manifest)
     return lambda path: _read_tfds(path, columns)
 
 
@@ -101,7 +101,7 @@ def finish(directory: Path, manifest: dict[str, Any]) -> None:
             splits.append(split)
             names += [str(path.relative_to(directory)) for path in split.filepaths]
     features = {}
-    for name, (shape, kind) in columns_of(manifest).items():
+    for name, (shape, kind) in stored_columns(manifest).items():
         # tf.io.decode_raw does not support uint32. The bytes of int32 are equal, because ids are below 2**31.
         stored = np.dtype(np.int32 if np.dtype(kind) == np.uint32 else kind)
         features[name] = tfds.features.Tensor(shape=shape, dtype=stored, encoding="bytes", doc=_ABOUT[name])

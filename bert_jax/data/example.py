@@ -13,7 +13,7 @@ class Rows(NamedTuple):
     The sequences of a row follow one another from position 0. Absent sequences have length 0.
     """
 
-    input_ids: UInt[np.ndarray, "R T"]  # uint16 when V <= 65536, else uint32; pad id after the last sequence
+    input_ids: UInt[np.ndarray, "R T"]  # uint16 if V <= 65536, else uint32; pad id after the last sequence
     sequence_lengths: UInt[np.ndarray, "R S"]  # uint16; including [CLS] and [SEP]
     first_segment_lengths: UInt[np.ndarray, "R S"]  # uint16; of segment A with [CLS] and its [SEP]
     next_sentence_labels: Int[np.ndarray, "R S"]  # int8; 0 is next, 1 random, -1 no label
@@ -37,7 +37,7 @@ def unmasked_ids(rows: Rows) -> UInt[np.ndarray, "R T"]:
 
 
 class Batch(NamedTuple):
-    """A pretraining batch (numpy or jax arrays). Unpacked rows have S = 1; row-local positions throughout.
+    """A pretraining batch (numpy or jax arrays). Unpacked rows have S = 1; positions count within the row.
 
     | field | dtype, shape | |
     |---|---|---|
@@ -65,12 +65,12 @@ class Batch(NamedTuple):
 
     @property
     def unpacked(self) -> bool:
-        """Whether each row holds one sequence at most, as S tells. Attention uses it (model/embeddings.py)."""
+        """Whether no row holds more than one sequence, as S shows. Attention uses it (model/embeddings.py)."""
         return one_in_each_row(self.cls_positions)
 
 
 def one_in_each_row(cls_positions: Any) -> bool:
-    """Whether a batch with these cls_positions [B, S] holds one sequence at most in each row: S is 1."""
+    """Whether no row of a batch with these cls_positions [B, S] holds more than one sequence: S is 1."""
     return np.shape(cls_positions)[-1:] == (1,)
 
 
@@ -79,13 +79,12 @@ SHORTEST_SEQUENCE = 3
 
 
 def max_predictions(seq_len: int, pack: int, mask_rate: float, reorder_rate: float = 0.0) -> int:
-    """M: the maximum number of predictions in a row of 1 to `pack` sequences and seq_len positions (law 2).
+    """M: the most predictions that a row with 1 to `pack` sequences and seq_len positions may have (law 2).
 
     A sequence of n positions has max(1, round(mask_rate * n)) predictions, which is at most
     h(n) = max(1, mask_rate * n + 1/2), a convex function. So the sum over sequences of at least SHORTEST_SEQUENCE
-    positions, together seq_len, is greatest if all but one are as short as that, and it grows with their number. A
-    sequence's round(reorder_rate * n / 3) shuffled trigrams are at most reorder_rate * n + 3/2 tokens, which keeps h
-    convex. The added millionth covers rounding of the product.
+    positions, together seq_len, is greatest if all but one are as short as that, and it grows with their number. The
+    round(reorder_rate * n / 3) shuffled trigrams add at most reorder_rate * n + 3/2 tokens, which keeps h convex.
     """
 
     def most(length: int) -> float:
@@ -93,4 +92,4 @@ def max_predictions(seq_len: int, pack: int, mask_rate: float, reorder_rate: flo
 
     others = max(0, min(pack, seq_len // SHORTEST_SEQUENCE) - 1)
     bound = others * most(SHORTEST_SEQUENCE) + most(seq_len - others * SHORTEST_SEQUENCE)
-    return min(seq_len, int(bound + 1e-6))
+    return min(seq_len, int(bound + 1e-6))  # the millionth covers the rounding of products

@@ -1,4 +1,4 @@
-"""The manifest of a build_examples output (docs/data_format.md), and the file of unigram counts."""
+"""The manifest of a build_examples output (docs/data_format.md), and its unigram counts."""
 
 import math
 import re
@@ -22,11 +22,11 @@ COUNTED = (
     "one_sentence",  # documents of one sentence
 )
 
-# With nsp, pairs whose B is random; unless single tokens are masked, words, and those of them that are longer than the
-# mask budget of their sequence.
+# With nsp, pairs whose B is random; unless single tokens are masked, words, and words that are longer than the mask
+# budget of their sequence.
 COUNTED_IF_PRESENT = ("random_pairs", "words", "long_words")
 
-# The objectives by which data_prep makes sequences, and those whose sequences are labelled pairs of segments.
+# The objectives by which data_prep makes sequences, and the ones that make labelled pairs of segments.
 OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences", "single")
 PAIRS = ("nsp", "sop")
 
@@ -49,7 +49,7 @@ class _Number(NamedTuple):
 
 
 class _Each(NamedTuple):
-    """An object with any keys, whose values all have one layout."""
+    """An object with any keys. All values have one layout."""
 
     inner: Any
 
@@ -67,7 +67,7 @@ _COUNTS: dict[str, Any] = dict.fromkeys(COUNTED, _COUNT) | {
     "skipped": _Each(_COUNT),
     **dict.fromkeys(COUNTED_IF_PRESENT, _Maybe(_COUNT)),
 }
-# The values that every reader may rely on, with the type of each value and of the elements of each list.
+# The values that every reader may rely on, with their types; of a list, the type of its elements.
 _LAYOUT = {
     "format": str,
     "objective": str,
@@ -115,7 +115,7 @@ _LAYOUT = {
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a finished build_examples output. Raises UserError if there is no valid one."""
+    """Reads the manifest of a finished build_examples output. Raises UserError if there is no valid one."""
     path = directory / MANIFEST
     if is_remote(directory):
         raise UserError(
@@ -135,7 +135,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def parse_manifest(content: bytes, path: str) -> dict[str, Any]:
-    """Parses a manifest. Raises UserError, which names its path or address, for an invalid one or another version."""
+    """Parses a manifest. Raises UserError, which names the path or address, for an invalid one or another version."""
     manifest = parse_json(content, path)
     version = manifest.get("schema_version")
     if version != SCHEMA_VERSION:
@@ -152,7 +152,7 @@ def parse_manifest(content: bytes, path: str) -> dict[str, Any]:
 
 
 def read_unigram_counts(directory: Path, manifest: Mapping[str, Any]) -> Int64[np.ndarray, "V"]:
-    """The number of occurrences of each id in the training rows. Raises UserError for a missing or damaged file."""
+    """How often each id occurs in the training rows. Raises UserError for a missing or damaged file."""
     path, size = directory / manifest["unigram_counts"], manifest["tokenizer"]["vocab_size"]
     try:
         counts = np.load(path, allow_pickle=False)
@@ -165,20 +165,20 @@ def read_unigram_counts(directory: Path, manifest: Mapping[str, Any]) -> Int64[n
     return counts
 
 
-def _problem(value: Any, layout: Any, where: str) -> str | None:
+def _problem(value: Any, layout: Any, path: str) -> str | None:
     """The first value that is missing or does not match the layout, or None."""
     match layout:
         case _Maybe(inner):
-            return _problem(value, inner, where)
+            return _problem(value, inner, path)
         case _Number(kind, least, most):
             number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-            return None if number and least <= value <= most else f"{where} is {value!r}"
+            return None if number and least <= value <= most else f"{path} is {value!r}"
         case dict() | _Each():
             if not isinstance(value, dict):
-                return f"{where} is not an object"
+                return f"{path} is not an object"
             inner = dict.fromkeys(value, layout.inner) if isinstance(layout, _Each) else layout
             for key, wanted in inner.items():
-                name = f"{where}.{key}" if where else key
+                name = f"{path}.{key}" if path else key
                 if key in value:
                     if problem := _problem(value[key], wanted, name):
                         return problem
@@ -187,7 +187,7 @@ def _problem(value: Any, layout: Any, where: str) -> str | None:
             return None
         case list():
             if not isinstance(value, list):
-                return f"{where} is not a list"
-            problems = (_problem(element, layout[0], f"{where}[{i}]") for i, element in enumerate(value))
+                return f"{path} is not a list"
+            problems = (_problem(element, layout[0], f"{path}[{i}]") for i, element in enumerate(value))
             return next((problem for problem in problems if problem), None)
-    return None if isinstance(value, layout) else f"{where} is {value!r}"
+    return None if isinstance(value, layout) else f"{path} is {value!r}"

@@ -11,11 +11,11 @@ Element = TypeVar("Element")
 
 
 class Prefetched(Iterator[Element]):
-    """An iterator over make(start), make(start + 1) and so on, of which a thread makes `depth` ahead; 0: over nothing.
+    """Iterates over make(start), make(start + 1), ..., while a thread makes `depth` ahead; depth 0 yields nothing.
 
-    next() raises what `make` raises, after the elements before it, and then StopIteration. The thread ends after its
-    current element when this is closed or its context is left, and after the elements that were requested when the last
-    reference is dropped or the interpreter exits.
+    next() raises an exception of `make` after the elements before it, and then StopIteration. The thread ends after its
+    current element when this is closed or its context is left, and after the requested elements when the last reference
+    is dropped or the interpreter exits.
     """
 
     def __init__(self, make: Callable[[int], Element], start: int, depth: int) -> None:
@@ -43,7 +43,7 @@ class Prefetched(Iterator[Element]):
             self.waited_seconds += time.perf_counter() - began
 
     def close(self) -> None:
-        """Stops the thread and drops prefetched elements; next() then raises StopIteration. It may be called again."""
+        """Stops the thread and drops prefetched elements; next() then raises StopIteration. May be called again."""
         self._ahead.clear()
         self._thread.shutdown(cancel_futures=True)
 

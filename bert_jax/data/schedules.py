@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class StepSchedule(Generic[Value]):
-    """A value for each step. Each of the values applies from its step until the next one."""
+    """A value for every step: a listed value applies from its step until the next listed one."""
 
     steps: tuple[int, ...]  # ascending
     values: tuple[Value, ...]
@@ -62,6 +62,14 @@ def batch_schedule(schedule: Mapping[Any, int], batch_size: int) -> StepSchedule
     return batches
 
 
+def check_batch_size(rows: int, source: str = "") -> None:
+    """Raises UserError for a batch without rows; `source` names the key that it is from, if not batch_size."""
+    if rows < 1:
+        problem = f"batch_size is {rows}" + (f" in {source}" if source else "")
+        example = "" if source else ", for example --config.batch_size=256"
+        raise UserError(f"{problem}. Use at least one row{example}")
+
+
 class BatchSegment(NamedTuple):
     """Consecutive steps of one phase that read batches of one size."""
 
@@ -79,7 +87,7 @@ class BatchSegment(NamedTuple):
 
 
 def batch_segments(batches: StepSchedule[int], starts: Sequence[int]) -> list[list[BatchSegment]]:
-    """The segments of each phase, from the first step of each phase. The first phase begins at step 0."""
+    """The segments of every phase. `starts` holds the phases' first steps, beginning with 0."""
     borders = sorted({*batches.steps, *starts})
     phases: list[list[BatchSegment]] = [[] for _ in starts]
     for first, end in itertools.zip_longest(borders, borders[1:]):
@@ -89,15 +97,7 @@ def batch_segments(batches: StepSchedule[int], starts: Sequence[int]) -> list[li
     return phases
 
 
-def check_batch_size(rows: int, where: str = "") -> None:
-    """Raises UserError for a batch without rows."""
-    if rows < 1:
-        source = f" in {where}" if where else ""
-        flag = "" if where else ", for example --config.batch_size=256"
-        raise UserError(f"batch_size is {rows}{source}. Use at least one row{flag}")
-
-
-# The mask rate as a function of the training step: constant between the points of a schedule, or falling linearly.
+# Mask rates: constant between the points of a schedule, or falling linearly.
 #
 # mmBERT lowers its rate from phase to phase (Marone et al. 2025, section 3: 30%, then 15%, then 5%). Ankner et al. 2024
 # lower it linearly over the whole run, from 30% to 15%.
@@ -107,7 +107,7 @@ EXAMPLE = "{0: 0.30, 50000: 0.15}"
 
 
 class LinearSchedule(StepSchedule[float]):
-    """A value for each step, interpolated linearly between the given ones. The last one applies after its step."""
+    """Values interpolated linearly between the given steps. The last one applies after its step."""
 
     def at(self, step: int) -> float:
         """The value at a step."""

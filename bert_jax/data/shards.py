@@ -1,9 +1,8 @@
 """Shards on disk: Arrow IPC files of fixed-width columns with a manifest (docs/data_format.md).
 
-`write_shard` writes a shard. `open_dataset` opens a part (train or eval) of an output of bert-jax build-examples as a
-`Dataset`: opening checks names and sizes only, and a shard is memory-mapped when one of its rows is first requested.
-`local_copy` keeps copies of outputs that are in object stores, and `open_tfds` opens data sets of TFDS without
-TensorFlow.
+`write_shard` writes a shard. `open_dataset` opens a part (train or eval) of a build-examples output as a `Dataset`:
+opening checks names and sizes only, and a shard is memory-mapped when one of its rows is first requested. `local_copy`
+keeps copies of outputs in object stores, and `open_tfds` opens data sets of TFDS without TensorFlow.
 """
 
 import functools
@@ -60,11 +59,19 @@ def write_shard(path: Path, rows: Rows) -> WrittenShard:
 
     Raises OSError if writing fails, for example because the disk is full; `path` then does not exist.
     """
-    columns = {name: np.ascontiguousarray(values) for name, values in rows._asdict().items() if values is not None}
-    arrays = [_arrow(values) for values in columns.values()]
-    schema = pa.schema(
-        [pa.field(name, array.type, nullable=False) for name, array in zip(columns, arrays, strict=True)]
-    )
+    arrays, fields = [], []
+    for name, values in rows._asdict().items():
+        if values is None:
+            continue
+        # pa.array() would import numpy.ma, which takes longer than writing the column.
+        buffers = [None, pa.py_buffer(np.ascontiguousarray(values))]
+        array = pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), values.size, buffers)
+        if values.ndim > 1:
+            item = pa.field("item", array.type, nullable=False)
+            array = pa.FixedSizeListArray.from_arrays(array, type=pa.list_(item, values.shape[1]))
+        arrays.append(array)
+        fields.append(pa.field(name, array.type, nullable=False))
+    schema = pa.schema(fields)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch(arrays, schema=schema))
@@ -73,31 +80,36 @@ def write_shard(path: Path, rows: Rows) -> WrittenShard:
     return WrittenShard(len(rows.input_ids), content.size, hashlib.sha256(content).hexdigest())
 
 
-def read_shard(path: Path) -> Rows:
-    """The columns of a shard, memory-mapped and read-only. No file stays open.
+def read_shard(source: Path | pa.NativeFile) -> Rows:
+    """The columns of a shard, read-only and not copied: a file on disk is memory-mapped. No file stays open.
 
-    Raises Corrupt for a file that is not an Arrow IPC file with one record batch of the columns of Rows.
+    Raises Corrupt for anything but an Arrow IPC file with one record batch, whose columns are the fields of Rows.
     """
+    columns = {}
     try:
-        with pa.memory_map(str(path)) as source:  # the buffers keep the mapping after the file is closed
-            return parse_shard(source)
+        # The buffers keep the mapping after the file is closed.
+        with pa.memory_map(str(source)) if isinstance(source, Path) else source as file:
+            reader = pa.ipc.open_file(file)
+            if reader.num_record_batches != 1:
+                raise Corrupt(f"{reader.num_record_batches} record batches instead of one")
+            batch = reader.get_batch(0)
+        batch.validate()  # checks buffer sizes: pyarrow aborts the process on some mismatches
+        for name, array in zip(batch.schema.names, batch.columns, strict=True):
+            if array.null_count:
+                raise Corrupt(f"column {name} contains nulls")
+            if pa.types.is_fixed_size_list(array.type):
+                # flatten() would import pyarrow.compute, which takes longer than mapping a hundred shards.
+                flat = array.values.to_numpy(zero_copy_only=True)
+                flat = flat.reshape(-1, array.type.list_size)[array.offset : array.offset + len(array)]
+            elif pa.types.is_integer(array.type):
+                flat = array.to_numpy(zero_copy_only=True)
+            else:
+                raise Corrupt(f"column {name} is {array.type} instead of integers in a fixed-size list")
+            columns[name] = flat
     except FileNotFoundError:
         raise
-    except OSError as error:
-        raise _not_arrow(error) from error
-
-
-def parse_shard(source: pa.NativeFile) -> Rows:
-    """The columns of an opened shard, without copying them. Raises Corrupt as `read_shard` does."""
-    try:
-        reader = pa.ipc.open_file(source)
-        if reader.num_record_batches != 1:
-            raise Corrupt(f"{reader.num_record_batches} record batches instead of one")
-        batch = reader.get_batch(0)
-        batch.validate()  # checks buffer sizes: pyarrow aborts the process on some mismatches
-        columns = {name: _numpy(name, batch.column(i)) for i, name in enumerate(batch.schema.names)}
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: contradictory sizes
-        raise _not_arrow(error) from error
+        raise Corrupt(f"not an Arrow IPC file ({' '.join(str(error).split())})") from error
     needed = [name for name in Rows._fields if name not in Rows._field_defaults]
     if missing := [name for name in needed if name not in columns]:
         raise Corrupt(f"column {missing[0]} is missing")
@@ -106,16 +118,13 @@ def parse_shard(source: pa.NativeFile) -> Rows:
     return Rows(**columns)
 
 
-def _not_arrow(error: Exception) -> Corrupt:
-    return Corrupt(f"not an Arrow IPC file ({' '.join(str(error).split())})")
-
-
 def check_sizes(
     directory: str | Path, shards: Sequence[Mapping[str, Any]], sizes: Mapping[str, int] | None = None
 ) -> None:
     """Raises UserError for the first shard that is missing or whose size differs from the manifest.
 
-    sizes   those of the files in a store, by name; None: the directory is on disk
+    Args:
+      sizes: the sizes of the files in a store, by name; None: the directory is on disk.
     """
     for shard in shards:
         path = os.path.join(directory, shard["name"])  # pathlib would take as long as the stat, for thousands of shards
@@ -129,40 +138,38 @@ def check_sizes(
 
 
 def open_dataset(path: str | os.PathLike[str], part: Part, reader: Reader | None = None) -> "Dataset":
-    """Opens a part of an output folder DIR; `path` is DIR, or DIR/train or DIR/eval, which overrides `part`.
+    """Opens a part of an output folder DIR.
 
-    `reader` (data_prep.output_files) makes, from a manifest, the function that reads its shards; by default shards must
-    be Arrow files. Raises UserError for a folder that is not a finished build_examples output, a missing or truncated
-    shard, or a part without rows.
+    Args:
+      path: DIR, or DIR/train or DIR/eval, which overrides `part`.
+      reader: makes, from a manifest, the function that reads its shards (data_prep.output_files); None: for Arrow.
+
+    Raises:
+      UserError: for a folder that is not a finished build_examples output, a missing or truncated shard, and a part
+        without rows.
     """
     directory = Path(os.path.abspath(path))
     if directory.name in PARTS and not (directory / MANIFEST).exists():
         part = "train" if directory.name == "train" else "eval"
         directory = directory.parent
     manifest = read_manifest(directory)
-    if reader is None:
-        check_arrow(directory, manifest)
     dataset = Dataset(directory, part, manifest, reader(manifest) if reader else read_shard)
-    check_has_rows(dataset)
+    check_trainable(dataset, "arrow" if reader is None else manifest["format"])
     check_sizes(directory, dataset.shards)
     return dataset
 
 
-def check_arrow(directory: Path, manifest: Mapping[str, Any]) -> None:
-    """Raises UserError for an output in another format than that which training reads."""
-    if manifest["format"] != "arrow":
-        address = address_of(directory)
+def check_trainable(dataset: "Dataset", wanted: str = "arrow") -> None:
+    """Raises UserError for shards in another format than the wanted one, and for a part without rows."""
+    address, shard_format = address_of(dataset.directory), dataset.manifest["format"]
+    if shard_format != wanted:
         raise UserError(
-            f"{address} has {manifest['format']} shards, but training reads Arrow shards. Build the examples again "
-            "without --format"
+            f"{address} has {shard_format} shards, but training reads Arrow shards. Build the examples again without "
+            "--format"
         )
-
-
-def check_has_rows(dataset: "Dataset") -> None:
-    """Raises UserError for a part without rows."""
     if not dataset.rows:
         flag = "raise --eval_fraction" if dataset.part == "eval" else "lower --eval_fraction or give more text"
-        raise UserError(f"{address_of(dataset.directory)}/{dataset.part} has no rows. Build the examples again: {flag}")
+        raise UserError(f"{address}/{dataset.part} has no rows. Build the examples again: {flag}")
 
 
 class Dataset:
@@ -179,6 +186,7 @@ class Dataset:
         self.part = part
         self.manifest = dict(manifest)
         self.shards = [shard for shard in manifest["shards"] if shard["name"].startswith(f"{part}/")]
+        self.counts: Mapping[str, Any] = manifest["parts"][part]  # such as rows and tokens
         self.labelled = manifest["objective"] in PAIRS  # whether sequences are labelled pairs
         self.seq_len: int = manifest["seq_len"]
         self.pack: int = manifest["pack"]
@@ -197,7 +205,7 @@ class Dataset:
         self._columns = functools.lru_cache(MOST_MAPPED)(self._map)
 
     def gather(self, indices: Int64[np.ndarray, "R"]) -> Rows:
-        """Copies of the requested rows, in the requested order, as contiguous columns.
+        """Copies the requested rows, in the requested order, to contiguous columns.
 
         Raises IndexError for an index outside [0, rows), UserError for a shard that cannot be read.
         """
@@ -211,18 +219,11 @@ class Dataset:
         numbers, begins = np.unique(owners[order], return_index=True)
         ends = np.append(begins, len(order))[1:]
         for shard, begin, end in zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True):
-            columns = self._columns(shard)
-            start = self._ends[shard] - self.shards[shard]["rows"]
-            if end - begin == 1:  # usual with many shards, and 5 times as fast as indexing
-                into = int(order[begin])
-                row = int(indices[into] - start)
-                for target, column in zip(out, columns, strict=True):
-                    target[into] = column[row]
-            else:
-                targets = order[begin:end]
-                local = indices[targets] - start
-                for target, column in zip(out, columns, strict=True):
-                    target[targets] = column[local]
+            # With many shards, most give one row, which a plain number selects 5 times as fast as an array does.
+            places: Any = int(order[begin]) if end - begin == 1 else order[begin:end]
+            local = indices[places] - (self._ends[shard] - self.shards[shard]["rows"])
+            for target, column in zip(out, self._columns(shard), strict=True):
+                target[places] = column[local]
         rows = Rows(*out)
         if value_problem(rows, self.manifest):
             for shard in numbers.tolist():  # raises an error that names the shard
@@ -237,11 +238,11 @@ class Dataset:
         return rows
 
     def unigram_counts(self) -> Int64[np.ndarray, "V"]:
-        """The number of occurrences of each id in the training rows. Raises UserError for a missing or damaged file."""
+        """How often each id occurs in the training rows. Raises UserError for a missing or damaged file."""
         return read_unigram_counts(self.directory, self.manifest)
 
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary in the output folder. Raises UserError if it is not that of the shards."""
+        """The vocabulary in the output folder. Raises UserError if it did not encode the shards."""
         path = self.directory / "tokenizer"
         loaded = load_vocabulary(path)
         if loaded.content_hash != self.tokenizer_hash:
@@ -279,23 +280,25 @@ def value_problem(rows: Rows, manifest: Mapping[str, Any]) -> str | None:
     `bert-jax inspect-shards DIR --verify` checks much more.
     """
     vocab_size, length = manifest["tokenizer"]["vocab_size"], manifest["seq_len"]
-    if rows.input_ids.max(initial=0) >= vocab_size:
-        return f"an id outside of the vocabulary of {vocab_size}"
-    if rows.sequence_lengths.sum(axis=1, dtype=np.int64).max(initial=0) > length:
-        return f"sequences longer than the row of {length} positions"
-    if (rows.first_segment_lengths > rows.sequence_lengths).any():
-        return "a segment longer than its sequence"
-    if rows.next_sentence_labels.max(initial=0) > 1:
-        return "a next-sentence label over 1"
+    total = rows.sequence_lengths.sum(axis=1, dtype=np.int64).max(initial=0)
+    checks = [
+        (rows.input_ids.max(initial=0) >= vocab_size, f"an id outside of the vocabulary of {vocab_size}"),
+        (total > length, f"sequences longer than the row of {length} positions"),
+        ((rows.first_segment_lengths > rows.sequence_lengths).any(), "a segment longer than its sequence"),
+        (rows.next_sentence_labels.max(initial=0) > 1, "a next-sentence label over 1"),
+    ]
     if rows.masked_ids is not None and rows.masked_positions is not None:
-        if rows.masked_ids.max(initial=0) >= vocab_size:
-            return f"a masked id outside of the vocabulary of {vocab_size}"
-        if rows.masked_positions.max(initial=0) >= length:
-            return f"a masked position outside of the row of {length} positions"
-    return None
+        checks += [
+            (rows.masked_ids.max(initial=0) >= vocab_size, f"a masked id outside of the vocabulary of {vocab_size}"),
+            (
+                rows.masked_positions.max(initial=0) >= length,
+                f"a masked position outside of the row of {length} positions",
+            ),
+        ]
+    return next((problem for invalid, problem in checks if invalid), None)
 
 
-def columns_of(manifest: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
+def stored_columns(manifest: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
     """The columns of the rows (docs/data_format.md): the shape of one row's values, and their dtype."""
     length, pack = manifest["seq_len"], manifest["pack"]
     ids = "uint16" if manifest["tokenizer"]["vocab_size"] <= 1 << 16 else "uint32"
@@ -318,7 +321,7 @@ def columns_of(manifest: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], 
 
 def layout_problem(rows: Rows, count: int, manifest: Mapping[str, Any]) -> str | None:
     """The first column of a shard with the wrong shape or dtype, or None."""
-    wanted = {name: ((count, *shape), kind) for name, (shape, kind) in columns_of(manifest).items()}
+    wanted = {name: ((count, *shape), kind) for name, (shape, kind) in stored_columns(manifest).items()}
     for name, values in rows._asdict().items():
         got = None if values is None else (values.shape, str(values.dtype))
         if got != wanted.get(name):
@@ -326,49 +329,31 @@ def layout_problem(rows: Rows, count: int, manifest: Mapping[str, Any]) -> str |
     return None
 
 
-def _arrow(values: np.ndarray) -> pa.Array:
-    # pa.array() would import numpy.ma, which takes longer than writing the column.
-    kind = pa.from_numpy_dtype(values.dtype)
-    flat = pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values)])
-    if values.ndim == 1:
-        return flat
-    item = pa.field("item", flat.type, nullable=False)
-    return pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(item, values.shape[1]))
-
-
-def _numpy(name: str, array: pa.Array) -> np.ndarray:
-    if array.null_count:
-        raise Corrupt(f"column {name} contains nulls")
-    if pa.types.is_fixed_size_list(array.type):
-        # flatten() would import pyarrow.compute, which takes longer than mapping a hundred shards.
-        flat = array.values.to_numpy(zero_copy_only=True)
-        return flat.reshape(-1, array.type.list_size)[array.offset : array.offset + len(array)]
-    if pa.types.is_integer(array.type):
-        return array.to_numpy(zero_copy_only=True)
-    raise Corrupt(f"column {name} is {array.type} instead of integers in a fixed-size list")
-
-
 # A local copy of shards that are in an object store or on a slow disk, kept between runs and shared by them.
 #
 # Training maps shards into memory, so they must be on a local disk. The copy of an output has its own folder in the
-# cache, CACHE/NAME-HASH with the hash of its manifest, so an output that was built again gets another folder. A copy is
-# used without reading it once its files have the sizes in the manifest; their hashes are checked while they are copied.
+# cache, CACHE/NAME-HASH with the manifest's hash, so an output that was built again gets another folder. Once a copy's
+# files have the sizes in the manifest, it is used without reading it; hashes are checked while files are copied.
 
 _PARALLEL_FILES = 8  # a store takes a while to answer each request
 _DIGITS = 12  # of the hash in a folder's name
 
 
 def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callable[[str], object]) -> str:
-    """Copies what the cache does not have yet, and returns the folder there that replaces `address`.
+    """Copies to the cache what it lacks, and returns the folder there that replaces `address`.
 
-    address   the output of build_examples, or its train/ or eval/ folder: gs://, s3:// or a local path
-    parts     the parts to copy, together with the tokenizer and the unigram counts; an address that ends in train/ or
-              eval/ selects that part
-    log       gets a line if anything is copied
+    A process waits while another one copies the same output; a call after a failure continues with the missing files.
 
-    A process waits for another one that copies the same output; a call after a failure continues with the missing
-    files. Raises UserError for an address that cannot be read or holds no finished output, a file that differs from
-    the manifest, and a cache_dir that is not local; OSError if the disk is full.
+    Args:
+      address: the output of build_examples, or its train/ or eval/ folder: gs://, s3:// or a local path.
+      parts: the parts to copy, together with the tokenizer and the unigram counts; train/ or eval/ at the end of the
+        address selects one.
+      log: gets a line if anything is copied.
+
+    Raises:
+      UserError: for an address that cannot be read or holds no finished output, a file that differs from the manifest,
+        and a cache_dir that is not local.
+      OSError: if the disk is full.
     """
     if is_remote(cache_dir):
         raise UserError(f"data.cache_dir={cache_dir} is in an object store; choose a folder on a local disk")
@@ -381,14 +366,14 @@ def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callabl
     with (folder / ".lock").open("wb") as lock:
         if not wait_for_lock(lock):
             raise UserError(f"data.cache_dir={cache_dir} is on a file system without locks; choose one on a local disk")
-        _complete(source, folder, manifest, (chosen,) if chosen else parts, log)
+        _copy_missing(source, folder, manifest, (chosen,) if chosen else parts, log)
         if not (folder / MANIFEST).exists():  # written last, because a folder with a manifest can be opened
             write_atomic(folder / MANIFEST, content)
     return str(folder / chosen) if chosen else str(folder)
 
 
 def open_output(address: str) -> tuple[Folder, Part | None]:
-    """The output of build_examples that an address belongs to, and the part if the address ends in one."""
+    """The build_examples output of an address, and the part if the address ends in one."""
     output = Folder(address)
     parent, _, last = output.address.rpartition("/")
     if last in PARTS and output.read_if_present(MANIFEST) is None:
@@ -396,7 +381,7 @@ def open_output(address: str) -> tuple[Folder, Part | None]:
     return output, None
 
 
-def _complete(
+def _copy_missing(
     source: Folder, folder: Path, manifest: Mapping[str, Any], parts: Sequence[Part], log: Callable[[str], object]
 ) -> None:
     """Copies the files that are missing or do not have their full size."""
@@ -437,8 +422,8 @@ _NAME = re.compile(r"tfds:(?P<name>[^:]+(?::(?:\d+|\*)\.(?:\d+|\*)\.(?:\d+|\*))?
 def open_tfds(address: str) -> tuple[Any, str]:
     """The builder and the split of an address.
 
-    Raises UserError for an invalid address, a data set that is not prepared on this machine or is in a format that
-    requires TensorFlow, and an unknown split.
+    Raises UserError for an invalid address, an unknown split, and a data set that is not prepared on this machine or
+    whose format requires TensorFlow.
     """
     import tensorflow_datasets as tfds  # its import takes seconds
 

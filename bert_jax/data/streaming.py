@@ -1,8 +1,8 @@
-"""Trains on shards that fit neither memory nor a local disk: reads rows in windows from where they are.
+"""Trains on shards that fit neither memory nor a local disk: windows of rows are read where the shards are.
 
-data/order.py decides the order of rows. `RangeFiles` reads ranges of bytes, `ShardRanges` ranges of rows, and
-`WindowCache` keeps windows of rows in memory and loads the next ones in threads. `open_streamed` opens a data set that
-is read so, in windows of data.cache_bytes together, instead of from a copy.
+data/order.py orders the rows. `RangeFiles` reads ranges of bytes, `StreamedDataset` ranges of rows, and `WindowCache`
+keeps windows of rows in memory and loads the next ones in threads. `open_streamed` opens such a data set,
+and `window_caches` divides data.cache_bytes among several.
 """
 
 import functools
@@ -25,14 +25,13 @@ from bert_jax.data.order import Window, WindowOrder, window_sizes
 from bert_jax.data.shards import (
     Corrupt,
     Dataset,
-    check_arrow,
-    check_has_rows,
     check_sizes,
-    columns_of,
+    check_trainable,
     layout_problem,
     local_copy,
     open_output,
-    parse_shard,
+    read_shard,
+    stored_columns,
     value_problem,
 )
 from bert_jax.errors import UserError
@@ -45,9 +44,9 @@ RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 class RangeFiles:
-    """The files of a local folder, or of an address in a store, of which ranges are read. Threads may share it.
+    """Reads ranges of the files in a local folder, or at an address in a store. Threads may share it.
 
-    A request that fails is repeated for half a minute. `close` interrupts threads that wait between two attempts.
+    Failing requests are repeated for half a minute. `close` interrupts threads between two attempts.
     """
 
     def __init__(self, address: str) -> None:
@@ -57,10 +56,9 @@ class RangeFiles:
         self._closed = threading.Event()
 
     def read(self, name: str, offset: int, length: int) -> memoryview:
-        """The bytes [offset, offset + length) of a file.
+        """Reads the bytes [offset, offset + length).
 
-        Raises UserError for a file that does not exist, or ends
-        earlier, and the errors of `failure` after the last failed request.
+        Raises UserError for a file that does not exist or ends earlier, and errors of `failure` after the last attempt.
         """
         path, address = f"{self._folder}/{name}", f"{self.address}/{name}"
         for seconds in (*RETRY_SECONDS, None):
@@ -81,34 +79,28 @@ class RangeFiles:
         self._closed.set()
         self._open.cache_clear()
 
-    def _open_path(self, path: str) -> Any:
+    def _open_path(self, path: str) -> Callable[[int, int], Any]:
         """Opens a file and returns its function (offset, length) -> bytes, which several threads may call at once."""
-        files = _fsspec_files(self._store)
-        if files is not None:
-            return functools.partial(_read_fsspec, files, path)
-        opened = self._store.open_input_file(path)
-        return lambda offset, length: opened.read_at(length, offset)
+        from pyarrow import fs
 
+        handler = self._store.handler if isinstance(self._store, fs.PyFileSystem) else None
+        if not isinstance(handler, fs.FSSpecHandler):
+            opened = self._store.open_input_file(path)
+            return lambda offset, length: opened.read_at(length, offset)
 
-def _fsspec_files(store: Any) -> Any:
-    """The file system of fsspec behind a store of pyarrow, such as that of the Hub; None for pyarrow's own."""
-    from pyarrow import fs
+        # Behind pyarrow's store is one of fsspec, such as the Hub's. A file that stays open has one position, and reads
+        # ahead of it, so it is opened for each range, without a cache: one request for exactly this range.
+        def read(offset: int, length: int) -> Any:
+            try:
+                with handler.fs.open(path, "rb", cache_type="none") as file:
+                    file.seek(offset)
+                    return file.read(length)
+            except OSError:
+                raise
+            except Exception as error:  # clients of stores have many types of errors
+                raise OSError(str(error).strip() or type(error).__name__) from error
 
-    handler = store.handler if isinstance(store, fs.PyFileSystem) else None
-    return handler.fs if isinstance(handler, fs.FSSpecHandler) else None
-
-
-def _read_fsspec(files: Any, path: str, offset: int, length: int) -> bytes:
-    """One request for exactly this range. A file that stays open has one position, and reads ahead of it."""
-    try:
-        with files.open(path, "rb", cache_type="none") as file:
-            file.seek(offset)
-            content: bytes = file.read(length)
-            return content
-    except OSError:
-        raise
-    except Exception as error:  # clients of stores have many types of errors
-        raise OSError(str(error).strip() or type(error).__name__) from error
+        return read
 
 
 _ALIGNMENT = 8  # of the columns in a file, in bytes
@@ -126,53 +118,58 @@ class Piece(NamedTuple):
 class _Column(NamedTuple):
     """A column of the rows."""
 
-    shape: tuple[int, ...]  # of the values of a row
+    shape: tuple[int, ...]  # of one row's values
     kind: np.dtype[Any]
     width: int  # of a row, in bytes
 
 
-class _Framing(NamedTuple):
-    """The bytes of a shard that are no rows."""
+class StreamedDataset(Dataset):
+    """A part of an output whose rows are read by ranges, wherever they are. Threads may share it.
 
-    before: int  # the first column
-    total: int  # without the columns and what aligns them
+    Columns have rows of a fixed width and begin at multiples of 8 bytes (docs/data_format.md). So a row's place follows
+    from the shard's number of rows and from the bytes around its columns, which are the same in all shards by the same
+    version. They are read from the first shard, and from any other shard with an unexpected total size. Hashes are not
+    checked, since a range does not show its file's hash.
 
+    `open_streamed` creates it.
 
-class ShardRanges:
-    """Reads pieces of consecutive rows of a part's shards, wherever they are. Threads may share it.
+    Args:
+      directory: a local folder that holds everything except these rows.
+      address: the output of build_examples with these rows: a folder, or in a store.
+      cache_bytes: the memory for windows, over all data sets of a mixture and all processes.
 
-    Every column of a shard has rows of a fixed width and begins at a multiple of 8 bytes (docs/data_format.md). So the
-    place of a row follows from the number of rows of the shard and from the sizes of what precedes and follows the
-    columns, which is the same in all shards that the same version wrote. Those sizes are read from the first shard. A
-    shard whose total size differs from what they imply is opened by itself. What a range cannot show is the hash of its
-    file.
-
-    address   the output of build_examples that the manifest is of: a folder, or in a store
-    Raises UserError for a shard that is missing or has another size than in the manifest.
+    Raises:
+      UserError: for a missing shard, or another size than in the manifest.
     """
 
-    def __init__(self, address: str, part: Part, manifest: Mapping[str, Any]) -> None:
-        self.address = address
-        self.shards: list[dict[str, Any]] = [
-            shard for shard in manifest["shards"] if shard["name"].startswith(f"{part}/")
-        ]
-        self._manifest = manifest
-        self._columns = {
+    def __init__(
+        self, directory: Path, part: Part, manifest: Mapping[str, Any], address: str, cache_bytes: float
+    ) -> None:
+        super().__init__(directory, part, manifest)
+        self.address, self.cache_bytes = address, cache_bytes
+        self._stored = {
             name: _Column(shape, np.dtype(kind), math.prod(shape) * np.dtype(kind).itemsize)
-            for name, (shape, kind) in columns_of(manifest).items()
+            for name, (shape, kind) in stored_columns(manifest).items()
         }
-        self.row_bytes = sum(column.width for column in self._columns.values())
-        self._ends = np.cumsum([shard["rows"] for shard in self.shards], dtype=np.int64)
+        self.row_bytes = sum(column.width for column in self._stored.values())
         check_sizes(address, self.shards, Folder(address).sizes(part))
         self._files = RangeFiles(address)
-        self._framing_of = functools.cache(self._read_framing)
+        self._framing = functools.cache(self._read_framing)
+
+    def order(self, lanes: int, seed: int, share: float = 1.0) -> WindowOrder:
+        """The order of rows in training, with windows in a share of cache_bytes.
+
+        Raises UserError for fewer rows than lanes, and for windows that are too small.
+        """
+        sizes = window_sizes(self.rows, lanes, self.row_bytes, self.cache_bytes, self.address, share)
+        return WindowOrder(self.rows, sizes, seed, self.fingerprint)
 
     def allocate(self, rows: int) -> Rows:
         """Space for so many rows."""
-        return Rows(**{name: np.empty((rows, *each.shape), each.kind) for name, each in self._columns.items()})
+        return Rows(**{name: np.empty((rows, *column.shape), column.kind) for name, column in self._stored.items()})
 
     def pieces(self, begin: int, rows: int) -> Iterator[Piece]:
-        """Consecutive rows of the part, shard by shard."""
+        """Divides consecutive rows at the ends of shards."""
         shard = int(np.searchsorted(self._ends, begin, side="right"))
         while rows:
             left = int(self._ends[shard]) - begin
@@ -183,51 +180,47 @@ class ShardRanges:
 
     def read(self, piece: Piece, into: Rows) -> None:
         """Reads a piece into arrays of as many rows. Raises UserError for a shard that cannot be read or is damaged."""
-        name = self.shards[piece.shard]["name"]
-        places = self._places(piece.shard)
-        for column, (shape, kind, width) in self._columns.items():
-            content = self._files.read(name, places[column] + piece.first * width, piece.rows * width)
+        entry = self.shards[piece.shard]
+        before, framing_bytes = self._framing(0)
+        places, end = self._places(entry["rows"], before)
+        if end - before + framing_bytes != entry["bytes"]:
+            places, _ = self._places(entry["rows"], self._framing(piece.shard)[0])
+        for column, (shape, kind, width) in self._stored.items():
+            content = self._files.read(entry["name"], places[column] + piece.first * width, piece.rows * width)
             getattr(into, column)[:] = np.frombuffer(content, kind).reshape(piece.rows, *shape)
-        if problem := value_problem(into, self._manifest):
-            raise self._damaged(name, problem)
+        if problem := value_problem(into, self.manifest):
+            raise self._damage(entry["name"], problem)
 
-    def gather(self, numbers: Int64[np.ndarray, "R"]) -> Rows:
-        """Single rows of the part, in the given order, each read by itself."""
-        rows = self.allocate(len(numbers))
-        for place, number in enumerate(numbers.tolist()):
-            for piece in self.pieces(number, 1):
+    def gather(self, indices: Int64[np.ndarray, "R"]) -> Rows:
+        """Copies the requested rows, each read by itself. Raises UserError for a shard that cannot be read."""
+        rows = self.allocate(len(indices))
+        for place, index in enumerate(indices.tolist()):
+            for piece in self.pieces(index, 1):
                 self.read(piece, slice_rows(rows, place, place + 1))
+        return rows
+
+    def shard_rows(self, shard: int) -> Rows:
+        """All rows of one of `shards`. Raises UserError for a shard that cannot be read."""
+        rows = self.allocate(self.shards[shard]["rows"])
+        self.read(Piece(shard, 0, len(rows.input_ids)), rows)
         return rows
 
     def close(self) -> None:
         """Ends waiting for another attempt at a range."""
         self._files.close()
 
-    def _places(self, shard: int) -> dict[str, int]:
-        """The position in the file of each column of a shard."""
-        rows, framing = self.shards[shard]["rows"], self._framing
-        if self._columns_bytes(rows) + framing.total != self.shards[shard]["bytes"]:
-            framing = self._framing_of(shard)
-        return self._place_columns(rows, framing.before)
-
-    def _place_columns(self, rows: int, position: int) -> dict[str, int]:
+    def _places(self, rows: int, before: int) -> tuple[dict[str, int], int]:
+        """Where columns begin in a file, if the first one begins at `before`, and where the last one ends."""
         places = {}
-        for name, column in self._columns.items():
-            places[name] = position
-            position += _aligned(rows * column.width)
-        return places
+        for name, column in self._stored.items():
+            places[name] = before
+            before += -(-rows * column.width // _ALIGNMENT) * _ALIGNMENT
+        return places, before
 
-    def _columns_bytes(self, rows: int) -> int:
-        return sum(_aligned(rows * column.width) for column in self._columns.values())
+    def _read_framing(self, shard: int) -> tuple[int, int]:
+        """Counts a shard's bytes before its columns, and all bytes but its columns, from both ends of its file.
 
-    @functools.cached_property
-    def _framing(self) -> _Framing:
-        return self._framing_of(0)
-
-    def _read_framing(self, shard: int) -> _Framing:
-        """What precedes and follows the columns of a shard, from the beginning and the end of its file.
-
-        Arrow parses a file of the shard's size in memory, whose rows are zeros that take no space.
+        Arrow parses a file of the shard's size in memory. Its rows are zeros, which take no space.
         """
         entry = self.shards[shard]
         name, size, rows = entry["name"], entry["bytes"], entry["rows"]
@@ -237,34 +230,31 @@ class ShardRanges:
         memory[size - end :] = self._files.read(name, size - end, end)
         buffer = pa.py_buffer(memory)
         try:
-            parsed = parse_shard(pa.BufferReader(buffer))
-            problem = layout_problem(parsed, rows, self._manifest)
+            parsed = read_shard(pa.BufferReader(buffer))
+            problem = layout_problem(parsed, rows, self.manifest)
         except Corrupt as error:
             problem = str(error)
         if problem:
-            raise self._damaged(name, problem)
+            raise self._damage(name, problem)
         places = {
-            column: getattr(parsed, column).__array_interface__["data"][0] - buffer.address for column in self._columns
+            column: getattr(parsed, column).__array_interface__["data"][0] - buffer.address for column in self._stored
         }
         before = min(places.values())
-        if places != self._place_columns(rows, before):
+        expected, columns_end = self._places(rows, before)
+        if places != expected:
             raise UserError(
                 f"the columns of {self.address}/{name} are not in the order of docs/data_format.md, so its rows cannot "
                 "be read by ranges; leave out data.cache_bytes"
             )
-        return _Framing(before, size - self._columns_bytes(rows))
+        return before, size - (columns_end - before)
 
-    def _damaged(self, name: str, problem: str) -> UserError:
+    def _damage(self, name: str, problem: str) -> UserError:
         return UserError(f"damaged shard {self.address}/{name}: {problem}. {AGAIN}")
 
 
 def slice_rows(rows: Rows, begin: int, end: int) -> Rows:
     """Views of consecutive rows."""
     return Rows(**{name: column[begin:end] for name, column in rows._asdict().items() if column is not None})
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 # Requests wait for the store and take hardly any time of a core.
@@ -278,22 +268,20 @@ class _Loading(NamedTuple):
     rows: Rows
     pieces: list[Future[None]]
 
-    def wait(self) -> Rows:
-        """The rows, once all of them are read. Raises what reading them raised."""
+    def cancel(self) -> None:
         for piece in self.pieces:
-            piece.result()
-        return self.rows
+            piece.cancel()
 
 
 class WindowCache:
     """Reads rows by their numbers in the concatenated epochs, best in ascending order within each lane.
 
-    Of every lane it holds at most two windows: the one that batches are read from, and the one after it, which threads
-    load. Any other order gives the same rows, but loads windows more than once. One thread at a time may call a method.
+    It holds at most two windows of every lane: one from which batches are read, and the next one, which threads load.
+    Any other order gives the same rows, but loads windows more than once. One thread at a time may call a method.
     """
 
-    def __init__(self, order: WindowOrder, ranges: ShardRanges) -> None:
-        self._order, self._ranges = order, ranges
+    def __init__(self, order: WindowOrder, dataset: StreamedDataset) -> None:
+        self._order, self._dataset = order, dataset
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="windows")
         # By the number of a row modulo the number of lanes. This changes its lane from epoch to epoch, in which lanes
         # are counted from the first row, but not the process that reads it.
@@ -306,53 +294,52 @@ class WindowCache:
         Raises UserError for a shard that cannot be read.
         """
         if not ahead:
-            return self._ranges.gather(self._order.row_numbers(numbers))
-        out = self._ranges.allocate(numbers.size)
-        where = self._order.locate(numbers)
-        firsts, which = np.unique(where.window, return_inverse=True)  # in the order of each lane
-        lanes = firsts % self._order.sizes.lanes
+            return self._dataset.gather(self._order.row_numbers(numbers))
+        out = self._dataset.allocate(numbers.size)
+        location = self._order.locate(numbers)
+        firsts, inverse = np.unique(location.window, return_inverse=True)  # in the order of each lane
+        lanes, lane_starts = np.unique(firsts % self._order.sizes.lanes, return_index=True)
         # All lanes load what is read now before any of them loads what is read later.
-        for index in np.unique(lanes, return_index=True)[1].tolist():
+        for index in lane_starts.tolist():
             self._advance(int(firsts[index]))
-        for index in np.unique(lanes, return_index=True)[1].tolist():
-            self._look_ahead(int(lanes[index]))
-        ends = np.cumsum(np.bincount(which, minlength=len(firsts)))
-        places = np.split(np.argsort(which, kind="stable"), ends[:-1])
-        for first, some in zip(firsts.tolist(), places, strict=True):
-            self._copy(first, where.row[some], some, out)
+        for lane in lanes.tolist():
+            self._look_ahead(lane)
+        ends = np.cumsum(np.bincount(inverse, minlength=len(firsts)))
+        places = np.split(np.argsort(inverse, kind="stable"), ends[:-1])
+        for first, into in zip(firsts.tolist(), places, strict=True):
+            loading = self._advance(first)
+            self._look_ahead(first % self._order.sizes.lanes)
+            for piece in loading.pieces:
+                piece.result()  # waits for its rows, and raises the error of reading them
+            for column, loaded in zip(out, loading.rows, strict=True):
+                if column is not None and loaded is not None:
+                    column[into] = loaded[location.row[into]]
         return out
 
     @property
     def held_bytes(self) -> int:
         """The memory of all windows."""
-        return self._ranges.row_bytes * sum(each.window.rows for held in self._held.values() for each in held)
+        windows = (loading.window for held in self._held.values() for loading in held)
+        return self._dataset.row_bytes * sum(window.rows for window in windows)
 
     def release(self) -> None:
-        """Frees all windows. Those of the next rows are loaded again."""
+        """Frees all windows. A later read loads them again."""
         for held in self._held.values():
             while held:
-                _drop_first(held)
+                held.pop(0).cancel()
 
     def close(self) -> None:
         """Ends the threads, after the requests that they are waiting for."""
         self.release()
-        self._ranges.close()
+        self._dataset.close()
         self._threads.shutdown(cancel_futures=True)
 
-    def _copy(self, first: int, rows: Int64[np.ndarray, "K"], into: Int64[np.ndarray, "K"], out: Rows) -> None:
-        """Copies rows of a window to these places of `out`."""
-        loading = self._advance(first)
-        self._look_ahead(first % self._order.sizes.lanes)
-        for column, loaded in zip(out, loading.wait(), strict=True):
-            if column is not None and loaded is not None:
-                column[into] = loaded[rows]
-
     def _advance(self, first: int) -> _Loading:
-        """The window of this first number, which its lane reads from now on. The windows before it are freed."""
+        """The window that begins with this number. Its lane reads from it now, and the windows before it are freed."""
         lane = first % self._order.sizes.lanes
         held = self._held.setdefault(lane, [])
         while held and held[0].window.first != first:
-            _drop_first(held)
+            held.pop(0).cancel()
         if not held:
             self._load(lane, first)
         return held[0]
@@ -363,63 +350,24 @@ class WindowCache:
             self._load(lane, held[0].window.next)
 
     def _load(self, lane: int, number: int) -> None:
-        """Begins to load the window that holds the row of this number."""
+        """Begins to load the window that holds the row with this number."""
         window = self._order.window(number)
-        rows = self._ranges.allocate(window.rows)
+        rows = self._dataset.allocate(window.rows)
         futures, place = [], 0
         for begin, count in zip(window.begins.tolist(), window.counts.tolist(), strict=True):
-            for piece in self._ranges.pieces(begin, count):
+            for piece in self._dataset.pieces(begin, count):
                 into = slice_rows(rows, place, place + piece.rows)
-                futures.append(self._threads.submit(self._ranges.read, piece, into))
+                futures.append(self._threads.submit(self._dataset.read, piece, into))
                 place += piece.rows
         self._held[lane].append(_Loading(window, rows, futures))
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
 
-def _drop_first(held: list[_Loading]) -> None:
-    for piece in held.pop(0).pieces:
-        piece.cancel()
-
-
-class StreamedDataset(Dataset):
-    """A part of an output whose rows are read by ranges. `open_streamed` creates it.
-
-    directory    a local folder that holds everything except these rows
-    cache_bytes  the memory for windows, over all data sets of a mixture and all processes
-    """
-
-    def __init__(
-        self, directory: Path, part: Part, manifest: Mapping[str, Any], address: str, cache_bytes: float
-    ) -> None:
-        super().__init__(directory, part, manifest)
-        self.address, self.cache_bytes = address, cache_bytes
-        self.ranges = ShardRanges(address, part, manifest)
-
-    def gather(self, indices: Int64[np.ndarray, "R"]) -> Rows:
-        """Copies of the requested rows, each read by itself. Raises UserError for a shard that cannot be read."""
-        return self.ranges.gather(indices)
-
-    def shard_rows(self, shard: int) -> Rows:
-        """All rows of one of `shards`. Raises UserError for a shard that cannot be read."""
-        rows = self.ranges.allocate(self.shards[shard]["rows"])
-        self.ranges.read(Piece(shard, 0, len(rows.input_ids)), rows)
-        return rows
-
-    def order(self, lanes: int, seed: int, share: float = 1.0) -> WindowOrder:
-        """The order of the rows in training, with windows of a share of cache_bytes.
-
-        Raises UserError for fewer rows than lanes, and for windows that are too small.
-        """
-        row_bytes = self.ranges.row_bytes
-        sizes = window_sizes(self.rows, lanes, row_bytes, self.cache_bytes, self.address, share)
-        return WindowOrder(self.rows, sizes, seed, self.fingerprint)
-
-
 def window_caches(mixtures: Sequence[Mixture], lanes: int, seed: int) -> dict[str, WindowCache]:
-    """What reads the streamed data sets of the mixtures of all phases, by fingerprint.
+    """Caches for the streamed data sets of all phases' mixtures, by fingerprint.
 
-    A data set has the same order in all phases, so that later ones resume it where earlier ones stopped. Its windows
-    therefore have the smallest of its shares of the memory. Raises UserError as `StreamedDataset.order` does.
+    A data set has the same order in all phases, so that a later phase resumes it. Its windows therefore have its
+    smallest share of the memory. Raises UserError as `StreamedDataset.order` does.
     """
     shares: dict[str, float] = {}
     datasets: dict[str, StreamedDataset] = {}
@@ -429,20 +377,24 @@ def window_caches(mixtures: Sequence[Mixture], lanes: int, seed: int) -> dict[st
             if isinstance(dataset, StreamedDataset):
                 datasets.setdefault(dataset.fingerprint, dataset)
                 shares[dataset.fingerprint] = min(share, shares.get(dataset.fingerprint, 1.0))
+    # All orders come first: if one of them is refused, no threads have been started.
     orders = {name: dataset.order(lanes, seed, shares[name]) for name, dataset in datasets.items()}
-    return {name: WindowCache(order, datasets[name].ranges) for name, order in orders.items()}
+    return {name: WindowCache(order, datasets[name]) for name, order in orders.items()}
 
 
 def open_streamed(
     address: str, cache_bytes: float, cache_dir: str, held_out: bool, log: Callable[[str], object]
 ) -> StreamedDataset:
-    """Opens the training part of an output to stream it, or the part that the address ends in.
+    """Opens the training part to stream it, or the part at the end of the address.
 
-    address    the output of build_examples, or its train/ or eval/: a local folder, gs://, s3:// or hf://
-    cache_dir  a local folder for copies of the tokenizer and, if `held_out` is true, of the held-out rows
-    log        gets a line if anything is copied
-    Raises UserError for an address that cannot be read or holds no finished output of Arrow shards, and for an address
-    in a store without a cache_dir.
+    Args:
+      address: the output of build_examples, or its train/ or eval/: a local folder, gs://, s3:// or hf://.
+      cache_dir: a local folder for copies of the tokenizer and, if `held_out` is true, the held-out rows.
+      log: gets a line if anything is copied.
+
+    Raises:
+      UserError: for an address that cannot be read or holds no finished output of Arrow shards, and for an address in a
+        store without a cache_dir.
     """
     output, chosen = open_output(address)
     directory = output.address
@@ -454,7 +406,6 @@ def open_streamed(
             "are read from a local disk: set --config.data.cache_dir=DIR to a folder for copies of them"
         )
     manifest = read_manifest(Path(directory))
-    check_arrow(Path(directory), manifest)
     dataset = StreamedDataset(Path(directory).absolute(), chosen or "train", manifest, output.address, cache_bytes)
-    check_has_rows(dataset)
+    check_trainable(dataset)
     return dataset

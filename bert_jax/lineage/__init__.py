@@ -1,11 +1,11 @@
-"""Encoders before the Transformer, as an extension of the core: it registers itself when it is imported.
+"""Encoders before the Transformer, as an extension of the core: importing this package registers them.
 
-recurrent         Elman's network, the LSTM, and ELMo's two LSTMs
-feed_forward_lm   one tanh layer over the last few tokens (Bengio et al. 2003)
-bidirectional_lm  the objective of ELMo
+encoders.py          recurrent encoders (Elman's network, the LSTM, ELMo's two LSTMs), and one tanh layer over the last
+                     few tokens (Bengio et al. 2003)
+bidirectional_lm.py  ELMo's objective
 
-open_checkpoint imports it, so every command opens their checkpoints, and the recipes lstm, elmo and feed_forward_lm do.
-Presets, each as published except for the vocabulary:
+open_checkpoint imports it, so that every command opens such checkpoints; the recipes lstm, elmo and feed_forward_lm do,
+too. Presets, as published except for the vocabulary:
 
 rnn             Mikolov et al. 2010, table 2: one layer of 400
 lstm            Zaremba et al. 2014, section 4.1, medium and large: two layers of 650 or 1500
@@ -28,7 +28,7 @@ from bert_jax.train.sharding import FSDP, PARAMETER_RULES
 
 __all__ = ["WITHOUT_ATTENTION", "BidirectionalLMObjective"]
 
-# The values that fields of attention, of norms and of positions must have where the encoder has none of them.
+# The values of fields for attention, norms and positions in a model without them.
 WITHOUT_ATTENTION: dict[str, Any] = {
     "causal": True,
     "positions": "none",
@@ -56,13 +56,9 @@ def _check_feed_forward(model: ModelConfig) -> None:
 
 
 def _recurrent_flops(model: ModelConfig) -> int:
-    """Each gate has a matmul of the input and one of the state."""
+    """Each gate has a matmul with the input and one with the state."""
     width, gates = model.layer_width, CELLS[model.encoder].gates
     return model.layers * (4 * gates * width * (model.cell_width or width) + 2 * model.cell_width * width)
-
-
-def _feed_forward_flops(model: ModelConfig) -> int:
-    return 2 * model.window * model.width**2
 
 
 def _recurrent(required: dict[str, Any], **options: Any) -> EncoderKind:
@@ -86,7 +82,7 @@ add_encoder(
         FeedForwardEncoder,
         WITHOUT_ATTENTION | {"layers": 1} | WITHOUT_RECURRENCE,
         _check_feed_forward,
-        _feed_forward_flops,
+        lambda model: 2 * model.window * model.width**2,
     ),
 )
 OBJECTIVES["bidirectional_lm"] = bidirectional_lm
@@ -98,7 +94,7 @@ PARAMETER_RULES[:0] = [
 
 
 def _without_attention(encoder: str, layers: int, width: int, *, causal: bool = True) -> dict[str, Any]:
-    """Returns a language model without attention, norms, positions and segments, and with an output of its own."""
+    """A language model without attention, norms, positions and segments, and with an output matrix of its own."""
     return {
         "encoder": encoder,
         "layers": layers,
@@ -114,7 +110,7 @@ def _without_attention(encoder: str, layers: int, width: int, *, causal: bool = 
 
 
 def _elmo(cells: int, projected: int) -> dict[str, Any]:
-    """Returns two language models of two LSTM layers, each of this many cells in each direction."""
+    """Two language models, one per direction, with two LSTM layers each."""
     layers = _without_attention("bilstm", 2, 2 * projected, causal=False)
     return layers | {"cell_width": cells, "recurrent_residual": True}
 

@@ -1,4 +1,4 @@
-"""The objective of ELMo: each token from those before it, and from those after it."""
+"""ELMo's objective: predicts a token from the tokens before it, and from the tokens after it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from bert_jax.train.objectives.pretraining import ShardTraits, check_no_generato
 
 @dataclass(frozen=True)
 class BidirectionalLMObjective(Objective):
-    """The log likelihoods of a forward and of a backward language model, added (Peters et al. 2018, section 3.1).
+    """Adds the log likelihoods of a forward and a backward language model (Peters et al. 2018, section 3.1).
 
-    forward_lm is each token from those before it, as in the causal objective, backward_lm each from those after it;
-    their losses are in nats per token. The first token of a sequence has no term in forward_lm, the last none in
-    backward_lm. Token embeddings and output matrix are those of both directions. The masks of a batch are undone, so
-    shards of any kind serve.
+    forward_lm predicts a token from the tokens before it, as the causal objective does, and backward_lm from the
+    tokens after it; losses are in nats per token. A sequence's first token has no term in forward_lm, its last none in
+    backward_lm. Both directions share token embeddings and output matrix. The masks of a batch are undone, so
+    it takes shards of any kind.
     """
 
     @property
@@ -44,7 +44,7 @@ class BidirectionalLMObjective(Objective):
 
     @property
     def likelihoods(self) -> Mapping[str, Likelihood]:
-        # Each direction is given one end of every sequence: [CLS], or the last [SEP].
+        # Each direction begins with one end of every sequence, [CLS] or the last [SEP], and does not predict it.
         return {term: Likelihood(f"{term}_", with_special=True) for term in ("forward_lm", "backward_lm")}
 
     def counts(self, batch: Batch) -> Counts:
@@ -59,11 +59,11 @@ class BidirectionalLMObjective(Objective):
             "forward_lm": token_sums(model, forward[:, :-1], text[:, 1:], weights),
             "backward_lm": token_sums(model, backward[:, 1:], text[:, :-1], weights),
         }
-        return {name: Term(each.loss, {"accuracy": each.correct}) for name, each in sums.items()}
+        return {name: Term(total.loss, {"accuracy": total.correct}) for name, total in sums.items()}
 
 
 def bidirectional_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
-    """The entry of OBJECTIVES. Raises UserError for other encoders, for options of masks and for infilled shards."""
+    """Makes the objective (OBJECTIVES). Raises UserError for other encoders, masking options and infilled shards."""
     if model.directions == 1:
         raise UserError(
             f"config.objective is bidirectional_lm, but model.encoder={model.encoder} has no second direction; use "

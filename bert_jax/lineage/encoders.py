@@ -20,16 +20,11 @@ State = tuple[Array, ...]  # float32 [B, D] or [B, C] each; the first is the out
 
 
 class Cell(NamedTuple):
-    """A recurrent cell: the number of its gates, of the vectors of its state, and a step of it."""
+    """A recurrent cell: how many gates and state vectors it has, and its step."""
 
     gates: int
     states: int
     step: Callable[[Float[Array, "B G C"], State], State]
-
-
-def elman(gates: Float[Array, "B 1 C"], state: State) -> State:
-    """h = tanh(W x + U h' + b), as torch.nn.RNN (Elman 1990; his own units are sigmoid)."""
-    return (jnp.tanh(gates[:, 0]),)
 
 
 def lstm(gates: Float[Array, "B 4 C"], state: State) -> State:
@@ -39,18 +34,22 @@ def lstm(gates: Float[Array, "B 4 C"], state: State) -> State:
     return jax.nn.sigmoid(out) * jnp.tanh(cell), cell
 
 
-CELLS = {"rnn": Cell(1, 1, elman), "lstm": Cell(4, 2, lstm), "bilstm": Cell(4, 2, lstm)}  # by model.encoder
+# By model.encoder. rnn is h = tanh(W x + U h' + b), as torch.nn.RNN (Elman 1990; his own units are sigmoid).
+CELLS = {
+    "rnn": Cell(1, 1, lambda gates, state: (jnp.tanh(gates[:, 0]),)),
+    "lstm": Cell(4, 2, lstm),
+    "bilstm": Cell(4, 2, lstm),
+}
 
 
 class RecurrentLayer(nnx.Module):
-    """One layer of one direction, of width D and with C cells: C is D unless model.cell_width is set.
+    """One layer in one direction, of width D and with C cells: C is D unless model.cell_width is set.
 
-    input/kernel [*stack, D, G, C], input/bias [*stack, G, C], recurrent/kernel [*stack, D, G, C], and where
-    model.cell_width is set projection/kernel [*stack, C, D], which maps the cells' output to the output and state
-    (Sak et al. 2014, section 2, without the non-recurrent projection; proj_size of torch.nn.LSTM).
+    input/kernel [*stack, D, G, C], input/bias [*stack, G, C], recurrent/kernel [*stack, D, G, C], and with
+    model.cell_width also projection/kernel [*stack, C, D], which maps the cells' output to the output and state (Sak et
+    al. 2014, section 2, without the non-recurrent projection; proj_size of torch.nn.LSTM).
 
-    torch has a second bias, which is added to the first. The state and the gates are float32, the matmuls have the
-    compute dtype.
+    torch's second bias is added to the first. State and gates are float32, matmuls have the compute dtype.
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape = ()) -> None:
@@ -71,7 +70,7 @@ class RecurrentLayer(nnx.Module):
         gates = (self.cell.gates, cells)
         self.input, self.recurrent = dense("input", width, gates, config.bias), dense("recurrent", width, gates)
         self.projection = dense("projection", cells, (width,)) if config.cell_width else None
-        self.sizes = (width, *(cells,) * (self.cell.states - 1))  # of the vectors of the state
+        self.sizes = (width, *(cells,) * (self.cell.states - 1))  # of the state's vectors
         self.bptt = config.bptt
 
     def __call__(
@@ -79,10 +78,11 @@ class RecurrentLayer(nnx.Module):
     ) -> Float[Array, "B T D"]:
         """Returns the output at each position. The state is zero before a position where `starts` is true.
 
-        Where `reverse` is set, positions are read from the last to the first. No gradient of the state crosses the
-        borders before positions K, 2K, ... of the row in either direction, where K is model.bptt.
+        With `reverse`, positions are read from the last to the first. With model.bptt = K, no gradient of the state
+        crosses the borders before positions K, 2K, ... of the row, in either direction.
         """
         rows, length, _ = hidden.shape
+        # In reverse, the border before position K is crossed on the way to position K - 1.
         cut = (jnp.arange(length) + reverse) % self.bptt == 0 if self.bptt else jnp.zeros(length, bool)
 
         def step(state: State, at: tuple[Array, Array, Array]) -> tuple[State, Array]:
@@ -101,10 +101,10 @@ class RecurrentLayer(nnx.Module):
 
 
 class BidirectionalLayer(nnx.Module):
-    """A layer of each of ELMo's two language models, which do not see each other (Peters et al. 2018, section 3.1).
+    """A layer in each of ELMo's two language models, which do not see each other (Peters et al. 2018, section 3.1).
 
-    Hidden states are [forward; backward], and each direction reads its own half of those of the layer below. In a
-    stacked bidirectional LSTM both would read all of it, and the next token with it.
+    Hidden states are [forward; backward], and a direction reads its own half of the layer below. In a stacked
+    bidirectional LSTM both would read all of it, and the next token with it.
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape = ()) -> None:
@@ -116,20 +116,21 @@ class BidirectionalLayer(nnx.Module):
     def __call__(self, hidden: Float[Array, "B T D"], starts: Bool[Array, "B T"]) -> Float[Array, "B T D"]:
         """As RecurrentLayer. The backward state is zero after the last position of a sequence."""
         forward, backward = by_direction(hidden)
+        # Read backward, a sequence begins at its last position, before the start of the next one.
         ends = jnp.pad(starts[:, 1:], ((0, 0), (0, 1)), constant_values=True)
         return jnp.concatenate([self.forward(forward, starts), self.backward(backward, ends, reverse=True)], axis=-1)
 
 
 def by_direction(hidden: Float[Array, "B T D"]) -> tuple[Float[Array, "B T E"], Float[Array, "B T E"]]:
-    """Returns the forward and the backward half of hidden states of two directions."""
+    """Splits hidden states into their forward and backward halves."""
     forward, backward = jnp.split(hidden, 2, axis=-1)
     return forward, backward
 
 
 class Encoder(nnx.Module):
-    """What all of these encoders share: the interface of model/transformer.py's Encoder, but no attention maps.
+    """The base class of these encoders: the interface of model/transformer.py's Encoder, but without attention maps.
 
-    Each sequence of a row begins with zeros, so packed rows equal padded ones.
+    A sequence begins with a state of zeros, so packed rows equal padded ones.
     """
 
     config: ModelConfig
@@ -137,7 +138,7 @@ class Encoder(nnx.Module):
 
     @abc.abstractmethod
     def stack(self, hidden: Float[Array, "B T D"], sequence_ids: Int[Array, "B T"], key: Any, every: bool) -> Encoded:
-        """The hidden states on these embeddings; with `every`, those of all layers."""
+        """Returns the last layer's hidden states on these embeddings; with `every`, all layers' states, too."""
 
     def __call__(
         self,
@@ -150,7 +151,7 @@ class Encoder(nnx.Module):
         all_layers: bool = False,
         attention_maps: bool = False,
     ) -> Encoded:
-        """Returns the hidden states on these embeddings. Raises UserError where maps are asked for."""
+        """Returns the hidden states on these embeddings. Raises UserError if attention maps are requested."""
         if attention_maps:
             raise UserError(f"a model with model.encoder={self.config.encoder} has no attention maps")
         return self.stack(hidden, sequence_ids, dropout_key, all_layers)
@@ -170,11 +171,11 @@ class Encoder(nnx.Module):
 
 
 class RecurrentEncoder(Encoder):
-    """A stack of L recurrent layers, each on the outputs of the one below, stored as one layer [L, ...].
+    """A stack of L recurrent layers, stored as one layer [L, ...].
 
-    Dropout applies to the outputs of every layer but the last, as in torch.nn.LSTM; that of the embeddings is in
-    Embeddings. Where model.recurrent_residual is set, every layer but the lowest adds its input, after dropout, to its
-    output (Peters et al. 2018, section 3.4, and bilm/training.py of allenai/bilm-tf).
+    Dropout applies to the outputs of every layer but the last, as in torch.nn.LSTM; Embeddings has its own. With
+    model.recurrent_residual, every layer but the lowest adds its input, after dropout, to its output (Peters et al.
+    2018, section 3.4, and bilm/training.py of allenai/bilm-tf).
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
@@ -191,6 +192,7 @@ class RecurrentEncoder(Encoder):
 
         def apply(below: Array, part: tuple[Any, ...]) -> tuple[Array, Array | None]:
             own, seeds, lowest = part
+            # The embeddings below the lowest layer had their dropout already.
             dropped = jnp.where(lowest, below, dropout(below, self.config.dropout, seeds))
             above = nnx.merge(graph, gathered(own, self.runtime))(dropped, starts)
             if self.config.recurrent_residual:
@@ -219,7 +221,7 @@ class RecurrentEncoder(Encoder):
 
 
 class WindowLayer(nnx.Module):
-    """tanh(H x + d) of the vectors of the last n positions, oldest first: window/kernel [*stack, n, D, D], bias."""
+    """tanh(H x + d) over the vectors of the last n positions, oldest first: window/kernel [*stack, n, D, D], bias."""
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
         self.window = Dense(
@@ -237,10 +239,10 @@ class WindowLayer(nnx.Module):
 
 
 class FeedForwardEncoder(Encoder):
-    """One hidden layer over the embeddings of a position and of the n - 1 before it, n = model.window.
+    """One hidden layer over the embeddings of a position and the n - 1 before it, n = model.window.
 
-    As Bengio et al. 2003, section 2, without direct connections from the embeddings to the output. A position before
-    the start of its sequence counts as a vector of zeros.
+    As in Bengio et al. 2003, section 2, without direct connections from the embeddings to the output. Positions before
+    the start of a sequence count as vectors of zeros.
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
@@ -249,18 +251,13 @@ class FeedForwardEncoder(Encoder):
         self.runtime = runtime
 
     def stack(self, hidden: Float[Array, "B T D"], sequence_ids: Int[Array, "B T"], key: Any, every: bool) -> Encoded:
+        length, vectors = hidden.shape[1], []
+        for back in reversed(range(self.config.window)):
+            earlier = jnp.pad(hidden, ((0, 0), (back, 0), (0, 0)))[:, :length]
+            ids = jnp.pad(sequence_ids, ((0, 0), (back, 0)), constant_values=-1)[:, :length]
+            vectors.append(jnp.where((ids == sequence_ids)[..., None], earlier, 0))  # zeros for another sequence
         graph, stacked = nnx.split(self.layers)
-        # The parameters of the layer are gathered where they are sharded over fsdp.
+        # Parameters that are sharded over fsdp are gathered.
         layer = nnx.merge(graph, gathered(jax.tree.map(lambda leaf: leaf[0], stacked), self.runtime))
-        last = self.runtime.rematerialized(layer)(_windows(hidden, sequence_ids, self.config.window))
+        last = self.runtime.rematerialized(layer)(jnp.stack(vectors, axis=2))
         return Encoded(last, hidden, last[None] if every else None)
-
-
-def _windows(hidden: Float[Array, "B T D"], sequence_ids: Int[Array, "B T"], window: int) -> Float[Array, "B T n D"]:
-    """Returns the vectors of the last `window` positions of the same sequence, oldest first; zeros before its start."""
-    length, vectors = hidden.shape[1], []
-    for back in reversed(range(window)):
-        earlier = jnp.pad(hidden, ((0, 0), (back, 0), (0, 0)))[:, :length]
-        ids = jnp.pad(sequence_ids, ((0, 0), (back, 0)), constant_values=-1)[:, :length]
-        vectors.append(jnp.where((ids == sequence_ids)[..., None], earlier, 0))
-    return jnp.stack(vectors, axis=2)

@@ -1,6 +1,6 @@
-"""The train step of a recipe, compiled for devices that this machine lacks, without allocating any array.
+"""Compiles a recipe's train step for devices that this machine lacks, without allocating any array.
 
-`RowSpec` and `with_architecture` complete a recipe, `AbstractStep` is the step as training builds it, of abstract
+`RowSpec` and `with_architecture` complete a recipe, `AbstractStep` is the step as training builds it, with abstract
 arrays, and `compile_step` compiles it and reports its memory.
 """
 
@@ -27,6 +27,7 @@ from bert_jax.interop.initial import architecture, open_initial
 from bert_jax.model import sizes
 from bert_jax.planning import program as programs
 from bert_jax.planning.topology import GIB, Topology
+from bert_jax.storage.remote import first_line
 from bert_jax.train import optim
 from bert_jax.train import sharding as partitioning
 from bert_jax.train.objectives import pretraining_objective
@@ -42,54 +43,50 @@ USUAL_LENGTH = 512
 
 @dataclass(frozen=True)
 class RowSpec:
-    """The shape of batches: T positions, up to S sequences, M predictions, ids below V, NSP labels or none.
-
-    filled   the share of positions that hold a token, by the manifest of the shards; None without shards
-    """
+    """The shape of batches: T positions, up to S sequences, M predictions, ids below V, NSP labels or none."""
 
     seq_len: int
     pack: int
     predictions: int
     vocab_size: int
     labelled: bool
-    filled: float | None = None
+    filled: float | None = None  # share of positions that hold a token, by the shards' manifest; None without shards
 
     @classmethod
     def of(cls, config: PretrainConfig, seq_len: int | None, vocab_size: int | None) -> "RowSpec":
-        """Returns the rows of data.train or data.mixture if one is given, else rows of seq_len positions.
+        """Rows as in the manifests of data.train or data.mixture, or without these, rows with seq_len positions.
 
-        Of shards only the manifests are read. Predictions are those of the highest mask rate. Raises UserError for
-        shards that cannot be read or that differ from seq_len or vocab_size, and for an invalid mask rate.
+        Predictions suffice for the highest mask rate. Raises UserError for shards that cannot be read or that differ
+        from seq_len or vocab_size, and for an invalid mask rate.
         """
         rates = mask_rates(config.data.mask_rate, config.data.mask_schedule, config.data.mask_shape)
-        if config.data.train or config.data.mixture:
-            [phase] = open_phases(dataclasses.replace(config.data, phases={}), only_manifests=True)
-            named = config.data.train or ", ".join(config.data.mixture)
-            data = phase.mixture.dataset  # all sources of a mixture have rows of one shape
-            if seq_len not in (None, data.seq_len):
-                raise UserError(
-                    f"--seq_len is {seq_len}, but the rows of {named} have {data.seq_len} positions; omit --seq_len"
-                )
-            predictions, words = batch_predictions(data, rates), data.vocab_size
-            if vocab_size not in (None, words):
-                raise UserError(
-                    f"--vocab_size is {vocab_size}, but the vocabulary of {named} has {words} tokens; omit --vocab_size"
-                )
-            return cls(data.seq_len, data.pack, predictions, words, data.labelled, phase.mixture.filled)
-        words = vocab_size or BERT_VOCABULARY
-        length = seq_len or min(USUAL_LENGTH, sizes.model_config(config.model, words).max_positions)
-        rate = MASK_RATE if rates is None else max(rates.values)
-        labelled = not isinstance(config.objective, dict)  # the phases of a run predict tokens only
-        return cls(length, 1, max_predictions(length, 1, rate), words, labelled)
+        source = config.data.train or ", ".join(config.data.mixture)
+        if not source:
+            words = vocab_size or BERT_VOCABULARY
+            length = seq_len or min(USUAL_LENGTH, sizes.model_config(config.model, words).max_positions)
+            rate = MASK_RATE if rates is None else max(rates.values)
+            labelled = not isinstance(config.objective, dict)  # the phases of a run predict tokens only
+            return cls(length, 1, max_predictions(length, 1, rate), words, labelled)
+        [phase] = open_phases(dataclasses.replace(config.data, phases={}), only_manifests=True)
+        data = phase.mixture.dataset  # all sources of a mixture have rows of one shape
+        if seq_len not in (None, data.seq_len):
+            raise UserError(
+                f"--seq_len is {seq_len}, but the rows of {source} have {data.seq_len} positions; omit --seq_len"
+            )
+        if vocab_size not in (None, data.vocab_size):
+            raise UserError(
+                f"--vocab_size is {vocab_size}, but the vocabulary of {source} has {data.vocab_size} tokens; omit "
+                "--vocab_size"
+            )
+        predictions = batch_predictions(data, rates)
+        return cls(data.seq_len, data.pack, predictions, data.vocab_size, data.labelled, phase.mixture.filled)
 
 
 def with_architecture(config: PretrainConfig, vocab_size: int | None) -> tuple[PretrainConfig, int | None]:
-    """Returns a recipe that names each part of its architecture, and its vocabulary, without the preset `checkpoint`.
+    """Replaces the preset `checkpoint` by the architecture and vocabulary size of init_from or branch_from.
 
-    A recipe with another preset is returned unchanged. The checkpoint of init_from or branch_from is read once.
-
-    Raises:
-      UserError: if there is none, and if its vocabulary does not have vocab_size tokens.
+    A recipe with another preset is returned unchanged. Raises UserError if there is no checkpoint, and if its
+    vocabulary does not have vocab_size tokens.
     """
     if config.model.preset != sizes.FROM_CHECKPOINT:
         return config, vocab_size
@@ -108,7 +105,7 @@ def with_architecture(config: PretrainConfig, vocab_size: int | None) -> tuple[P
 
 @dataclass(frozen=True)
 class AbstractStep:
-    """A train step of a recipe on a slice: its model, its static plan and its mesh."""
+    """A recipe's train step on a slice: its model, its static plan and its mesh."""
 
     config: PretrainConfig
     topology: Topology
@@ -121,7 +118,7 @@ class AbstractStep:
     def of(cls, config: PretrainConfig, topology: Topology, rows: RowSpec) -> "AbstractStep":
         """Builds the step. Raises UserError for a model, mesh, batch or rates that training would refuse, too."""
         model = sizes.model_config(config.model, rows.vocab_size)
-        # The traits of the shards that training would read; without shards, those that the configuration needs.
+        # The traits of the shards that training would read; without shards, the traits that the configuration needs.
         name = config.data.train or ", ".join(config.data.mixture) or "the shards"
         traits = ShardTraits(name, rows.labelled, "span" if config.span_boundary else "token")
         sizes.check_positions(model, rows.seq_len, traits.name)
@@ -140,7 +137,7 @@ class AbstractStep:
         abstract = jax.eval_shape(lambda key: objective.init(model, key), jax.random.key(0))
         optimizer_config = optim.with_token_shares(config.optimizer, config.tokens)
         factors = optim.rate_factors(config.optimizer, abstract, None)
-        trained = Trained.by_factors(factors)
+        trained = Trained.by_factors(factors)  # None: all parameters
         if trained is not None:
             trained.check(config.optimizer.rates)
         plan = Plan(
@@ -157,13 +154,13 @@ class AbstractStep:
         return cls(config, topology, rows, model, plan, mesh)
 
     def state(self) -> Any:
-        """Returns the abstract training state with a sharding on each leaf."""
+        """The abstract training state, with a sharding on each leaf."""
         init = self.plan.objective.init
-        abstract = jax.eval_shape(lambda key: initial_state(self.plan, init(self.model, key)), _abstract_key())
+        abstract = jax.eval_shape(lambda: initial_state(self.plan, init(self.model, jax.random.key(0))))
         return partitioning.with_shardings(self.mesh, abstract, shard_optimizer=self.config.mesh.shard_optimizer)
 
     def batch(self) -> Batch:
-        """Returns an abstract global batch whose rows are sharded over the devices."""
+        """An abstract global batch, with its rows sharded over the devices."""
         rows, size = self.rows, self.config.batch_size
         sharding = partitioning.rows_sharding(self.mesh)
 
@@ -173,25 +170,18 @@ class AbstractStep:
         tokens, predictions = array(rows.seq_len), array(rows.predictions)
         spans = predictions if "span_offsets" in self.plan.objective.batch_fields else None
         return Batch(
-            input_ids=tokens,
-            segment_ids=tokens,
-            sequence_ids=tokens,
-            positions=tokens,
-            masked_positions=predictions,
-            masked_ids=predictions,
+            **dict.fromkeys(("input_ids", "segment_ids", "sequence_ids", "positions"), tokens),
+            **dict.fromkeys(("masked_positions", "masked_ids"), predictions),
             masked_weights=array(rows.predictions, jnp.float32),
-            cls_positions=array(rows.pack),
-            next_sentence_label=array(rows.pack),
+            **dict.fromkeys(("cls_positions", "next_sentence_label"), array(rows.pack)),
             next_sentence_weight=array(rows.pack, jnp.float32),
-            span_left=spans,
-            span_right=spans,
-            span_offsets=spans,
+            **dict.fromkeys(("span_left", "span_right", "span_offsets"), spans),
         )
 
     def traced(self) -> Any:
-        """Returns the step traced by jax.jit, which gives its jaxpr and can be lowered."""
+        """The step traced by jax.jit, which has a jaxpr and can be lowered."""
         whole = partitioning.replicated(self.mesh)
-        key = _abstract_key()
+        key = jax.eval_shape(lambda: jax.random.key(0))
         fraction = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
         placed_key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=whole)
         with jax.set_mesh(self.mesh):
@@ -199,13 +189,9 @@ class AbstractStep:
             return jitted(self.plan, self.mesh, state).trace(state, self.batch(), fraction, placed_key)
 
 
-def _abstract_key() -> Any:
-    return jax.eval_shape(lambda: jax.random.key(0))
-
-
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device. Activations are all that a step allocates: residuals, gradients, temporaries, the batch."""
+    """Bytes on one device. Activations include all that a step allocates: residuals, gradients, temporaries, batch."""
 
     parameters: int
     optimizer: int
@@ -222,7 +208,7 @@ class Memory:
 
 
 class Compiled(NamedTuple):
-    """The result of a compilation; program is None if the compiler failed because the step exceeds the memory."""
+    """A compiled step; program is None if it exceeds the memory."""
 
     program: programs.Program | None
     memory: Memory
@@ -232,34 +218,35 @@ class Compiled(NamedTuple):
 def compile_step(step: AbstractStep) -> Compiled:
     """Compiles the step for the devices of its topology, which takes minutes.
 
-    Raises:
-      UserError: if the compiler fails for another reason than memory.
+    Raises UserError if the compiler fails for another reason than memory.
     """
     traced = step.traced()
-    counted = programs.count_flops(traced.jaxpr)
+    flops = programs.count_flops(traced.jaxpr)
     state, topology = step.state(), step.topology
+    # The state holds parameters and optimizer; the rest of the memory is activations.
     parameters = bytes_per_device(state.params)
     optimizer = bytes_per_device(state) - parameters
     try:
         with _without_cache():
             built = traced.lower().compile(compiler_options=topology.compiler_options)
     except jax.errors.JaxRuntimeError as error:
-        wanted = parse_out_of_memory(str(error), parameters + optimizer)
-        if wanted is None:
-            first = str(error).strip().splitlines()[0][:300]
-            raise UserError(f"the compiler could not build the step for {topology.name}: {first}") from error
-        total, available = wanted
-        return Compiled(None, Memory(parameters, optimizer, total - parameters - optimizer, available), counted)
+        exceeded = parse_out_of_memory(str(error), parameters + optimizer)
+        if exceeded is None:
+            reason = first_line(error)
+            raise UserError(f"the compiler could not build the step for {topology.name}: {reason}") from error
+        total, available = exceeded
+        return Compiled(None, Memory(parameters, optimizer, total - parameters - optimizer, available), flops)
     used = built.memory_analysis()
+    # Outputs that reuse the memory of donated arguments count once.
     total = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
     total += used.temp_size_in_bytes + used.generated_code_size_in_bytes
     memory = Memory(parameters, optimizer, max(total - parameters - optimizer, 0), topology.memory_bytes)
-    return Compiled(programs.parse(built.as_text()), memory, counted)
+    return Compiled(programs.parse(built.as_text()), memory, flops)
 
 
 @contextlib.contextmanager
 def _without_cache() -> Iterator[None]:
-    """Leaves the cache of compiled programs alone: jax writes those of absent devices there, and fails to read them."""
+    """Turns the cache of compiled programs off: jax would write programs for absent devices, and fail to read them."""
     enabled = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # jax otherwise keeps using the cache that it has opened
@@ -271,7 +258,7 @@ def _without_cache() -> Iterator[None]:
 
 
 def bytes_per_device(tree: Any) -> int:
-    """Returns the bytes that a tree of arrays, or of shapes with shardings, takes on one device."""
+    """The bytes of a tree of arrays, or of shapes with shardings, on one device."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * int(leaf.dtype.itemsize) for leaf in jax.tree.leaves(tree)
     )
@@ -283,10 +270,10 @@ _EXCEEDED = re.compile(rf"(?:Used|HLO temporaries) \(?{_SIZE}\)? (?:of|exceeds a
 
 
 def parse_out_of_memory(message: str, arguments: int) -> tuple[int, int] | None:
-    """Returns the bytes wanted and available if libtpu's message says that memory is exceeded, else None.
+    """The bytes needed and available if libtpu's message says that memory is exceeded, else None.
 
-    One form of the message counts only temporaries; the bytes of the step's arguments are added to it. XLA compiles
-    steps for GPUs whatever memory they need.
+    One form of the message counts only temporaries, to which the bytes of the step's arguments are added. For GPUs, XLA
+    compiles steps that exceed the memory, too.
     """
     if not (match := _EXCEEDED.search(message)):
         return None

@@ -1,7 +1,7 @@
-"""Estimates step time, hours and input rate of a run from its compiled step, and shows them as a document or JSON.
+"""Estimates a run's step time, hours and input rate from its compiled step, and shows them as a document or JSON.
 
-`estimate` compiles and reads the step; `step_time` is the compiler's cycles on TPUs and a roofline elsewhere; `run_of`
-turns the time of a step into hours; `document` is what the command prints.
+`estimate` compiles and reads the step; `step_time` adds the compiler's cycles on TPUs, and is a roofline elsewhere;
+`run_length` turns the step time into hours; the command prints `document`.
 """
 
 import dataclasses
@@ -29,16 +29,11 @@ PALLAS, EXPOSED = "Pallas kernels", "exposed collectives"
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step on each device.
+    """Seconds of one step on each device, by part."""
 
-    basis     cycles: those that the compiler estimates for each instruction; roofline: total FLOPs and bytes
-    parts     what the time consists of
-    at_least  a bound that no execution of this program beats, by the roofline; None for cycles
-    """
-
-    basis: str
+    basis: str  # CYCLES: the compiler's estimate for each instruction; ROOFLINE: total FLOPs and bytes
     parts: dict[str, float]
-    at_least: float | None = None
+    at_least: float | None = None  # with a roofline, a bound that no execution of this program beats
 
     @property
     def total(self) -> float:
@@ -60,20 +55,20 @@ class Run:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The figures to know before paying for devices. time is None if the step exceeds the memory."""
+    """The figures to know before paying for devices."""
 
     step: AbstractStep
     memory: Memory
     flops: Flops
     model_flops: float
-    time: StepTime | None
+    time: StepTime | None  # None if the step exceeds the memory
     collectives: list[Collective]
     kernels: list[str]
-    unknown_loops: int = 0  # that count as one iteration, because their trip count is unknown
+    unknown_loops: int = 0  # loops that count as one iteration, because their trip count is unknown
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization: the model's FLOPs over what the devices could compute in the time of a step."""
+        """Model FLOPs utilization: the model's FLOPs over the devices' peak FLOPs in a step's time."""
         return None if self.time is None else self._mfu(self.time.total)
 
     def _mfu(self, seconds: float) -> float:
@@ -94,13 +89,13 @@ class Estimate:
         if self.tokens_per_second is None:
             return None
         topology, shards = self.step.topology, sharding.row_shards(self.step.mesh)
-        own = max(1.0, shards / topology.hosts)
+        own = max(1.0, shards / topology.hosts)  # shards per host, at least one
         return self.tokens_per_second * own / shards
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what --json writes."""
+        """The values that --json writes."""
         step, time = self.step, self.time
-        run = run_of(step.config, step.rows, None if time is None else time.total)
+        run = run_length(step.config, step.rows, None if time is None else time.total)
         topology, filled = step.topology, step.rows.filled
         tokens = run.rows and run.rows * step.rows.seq_len
         return {
@@ -111,7 +106,10 @@ class Estimate:
             "fits": self.memory.fits,
             "memory_bytes": dataclasses.asdict(self.memory) | {"total": self.memory.total},
             "flops": {"program": self.flops.total, "pallas": self.flops.pallas, "model": self.model_flops},
-            "collectives": [dataclasses.asdict(one) | {"seconds": topology.seconds(one)} for one in self.collectives],
+            "collectives": [
+                dataclasses.asdict(collective) | {"seconds": topology.seconds(collective)}
+                for collective in self.collectives
+            ],
             "step_seconds": time and time.total,
             "step_seconds_basis": time and time.basis,
             "step_seconds_by_part": time and time.parts,
@@ -144,12 +142,12 @@ def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estim
     """
     step = AbstractStep.of(config, topology, rows)
     compiled, model = compile_step(step), step.model
-    predictions = rows.seq_len if step.plan.objective.predicts_all else rows.predictions
-    found: list[Collective] = []
+    program = compiled.program
+    communication = [] if program is None else collectives(program, topology)
     time = None
-    if compiled.program is not None:
-        found = collectives(compiled.program, topology)
-        time = step_time(compiled.program, topology, compiled.flops, model.width // model.heads, found)
+    if program is not None:
+        time = step_time(program, topology, compiled.flops, model.width // model.heads, communication)
+    predictions = rows.seq_len if step.plan.objective.predicts_all else rows.predictions
     return Estimate(
         step=step,
         memory=compiled.memory,
@@ -158,14 +156,14 @@ def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estim
             model, config.batch_size, rows.seq_len, predictions, step.plan.objective.heads
         ),
         time=time,
-        collectives=found,
+        collectives=communication,
         kernels=kernels(model, step.plan.runtime, rows.seq_len),
-        unknown_loops=0 if compiled.program is None else compiled.program.loops_without_trip_count(),
+        unknown_loops=0 if program is None else program.loops_without_trip_count(),
     )
 
 
 def collectives(program: Program, topology: Topology) -> list[Collective]:
-    """Returns the collectives of a program, with how much of each the work between its start and its end hides."""
+    """A program's collectives, and how far the work between their starts and ends hides them."""
     chip = topology.chip
 
     def work_seconds(instruction: Instruction) -> float:
@@ -183,45 +181,55 @@ def collectives(program: Program, topology: Topology) -> list[Collective]:
 
 
 def pallas_efficiency(chip: Chip | Gpu, head_width: int) -> float:
-    """Returns the share of the peak at which a Pallas kernel counts. Narrow heads leave part of a TPU's units idle."""
+    """The share of the peak at which a Pallas kernel counts. Narrow heads leave part of a TPU's units idle."""
     return PALLAS_EFFICIENCY * (min(1.0, head_width / chip.unit) if isinstance(chip, Chip) else 1.0)
 
 
-def step_time(program: Program, topology: Topology, flops: Flops, head_width: int, found: list[Collective]) -> StepTime:
-    """Returns the time of a step with these FLOPs on all devices and these collectives.
+def step_time(
+    program: Program, topology: Topology, flops: Flops, head_width: int, communication: list[Collective]
+) -> StepTime:
+    """Adds up the step time.
 
-    Cycles: the sum over instructions. Those that have none and are neither free, kernels nor collectives (gathers,
-    scatters) count by the bytes of their results, written once and read once.
+    Cycles: the sum over instructions. If the compiler gives none (gathers, scatters), an instruction counts by the
+    bytes of its result, written once and read once.
 
-    Roofline: arithmetic at the speed of a large matmul, plus memory traffic at full bandwidth, because kernels run one
-    after another and few are bound by both; the larger of the two is the bound.
+    Roofline: arithmetic as fast as a large matmul, plus memory traffic at full bandwidth, because kernels run one after
+    another and few are bound by both; the larger of the two is the bound.
+
+    Args:
+      flops: counted on all devices together.
     """
     chip, devices = topology.chip, len(topology.devices)
-    pallas = flops.pallas / devices / (chip.peak_flops * pallas_efficiency(chip, head_width))
-    ends = {PALLAS: pallas, EXPOSED: programs.exposed_seconds(found, topology.seconds)}
-    cycles = sum(times * (one.cycles or 0) for one, times in program.runs())
+    # Only communication that no work hides takes time.
+    exposed = [dataclasses.replace(each, bytes=each.bytes - each.overlapped_bytes) for each in communication]
+    ends = {
+        PALLAS: flops.pallas / devices / (chip.peak_flops * pallas_efficiency(chip, head_width)),
+        EXPOSED: sum(map(topology.seconds, exposed), 0.0),
+    }
+    cycles = sum(times * (instruction.cycles or 0) for instruction, times in program.runs())
     if isinstance(chip, Chip) and cycles:
         unpriced = sum(
-            times * 2 * one.bytes
-            for one, times in program.runs()
-            if one.cycles is None
-            and one.opcode not in (*programs.FREE, "custom-call")  # compiler markers, and Pallas kernels
-            and not programs.is_collective(program, one)
+            times * 2 * instruction.bytes
+            for instruction, times in program.runs()
+            if instruction.cycles is None
+            and instruction.opcode not in (*programs.FREE, "custom-call")  # compiler markers, and Pallas kernels
+            and not programs.is_collective(program, instruction)
         )
         parts = {"compiler's cycles": cycles / chip.clock, "gathers and scatters": unpriced / chip.memory_bandwidth}
         basis, at_least = CYCLES, None
-    else:
+    else:  # GPUs, and programs without cycles
         speed = chip.peak_flops * (chip.matmul_efficiency if isinstance(chip, Gpu) else 1.0)
-        traffic = programs.memory_traffic(program) / chip.memory_bandwidth
+        moved = sum(times * programs.bytes_moved(program, instruction) for instruction, times in program.runs())
+        traffic = moved / chip.memory_bandwidth
         parts = {"arithmetic": flops.xla / devices / speed, "memory traffic": traffic}
         basis, at_least = ROOFLINE, max(flops.total / devices / chip.peak_flops, traffic)
     return StepTime(basis, {name: seconds for name, seconds in (parts | ends).items() if seconds}, at_least)
 
 
-def run_of(config: PretrainConfig, rows: RowSpec, step_seconds: float | None) -> Run:
-    """Returns the length of the run, whose steps take step_seconds for batch_size rows, and longer for more rows.
+def run_length(config: PretrainConfig, rows: RowSpec, step_seconds: float | None) -> Run:
+    """Counts a run's steps, rows and hours. A step takes step_seconds for batch_size rows, and longer for more rows.
 
-    With data.phases these are the steps of the first phase, whose rows were planned.
+    With data.phases, only the first phase counts, whose rows were planned.
     """
     schedule = batch_schedule(config.batch_schedule, config.batch_size)
     segments = batch_segments(schedule, [0])[0]
@@ -229,9 +237,10 @@ def run_of(config: PretrainConfig, rows: RowSpec, step_seconds: float | None) ->
     def rows_before(step: int) -> int:
         return sum(segment.rows * segment.steps_before(step) for segment in segments)
 
+    # The shortest of these limits ends the run: steps or tokens, the first phase, and minutes.
     steps: int | None = config.steps or None
     if config.tokens:
-        per_row = rows.seq_len * (rows.filled or 1.0)
+        per_row = rows.seq_len * (rows.filled or 1.0)  # without shards, rows count as full
         steps = TokenLength(config.tokens, lambda step: rows_before(step) * per_row).steps
     if config.data.phases:
         end = min(later_phases(config.data))
@@ -247,7 +256,7 @@ def run_of(config: PretrainConfig, rows: RowSpec, step_seconds: float | None) ->
 
 
 def notes(plan: Estimate) -> list[str]:
-    """Returns how the figures were obtained."""
+    """Says how the figures were obtained."""
     step, time = plan.step, plan.time
     topology, config, lines = step.topology, step.config, []
     chip = topology.chip
@@ -295,9 +304,7 @@ def notes(plan: Estimate) -> list[str]:
             "Tokens count all positions, padding included; with --config.data.train they are also given without."
         )
     if config.data.phases:
-        lines.append(
-            "Hours and tokens are those of the first phase; plan each later one with its shards as data.train."
-        )
+        lines.append("Hours and tokens count the first phase only; plan each later one with its shards as data.train.")
     if config.batch_schedule:
         lines.append(f"Compiled for {config.batch_size:,} rows; hours scale with the rows of each step.")
     if isinstance(config.objective, dict):
@@ -309,7 +316,7 @@ def notes(plan: Estimate) -> list[str]:
 
 
 def document(plan: Estimate) -> Document:
-    """Returns headline figures, the run, memory, time, collectives, and how the figures were obtained."""
+    """Headline figures, the run, memory, time, collectives, and how the figures were obtained."""
     step, memory, time, model = plan.step, plan.memory, plan.time, plan.step.model
     topology = step.topology
     verdict = f"{gib(memory.total)} of {gib(memory.available)} per device"
@@ -319,8 +326,24 @@ def document(plan: Estimate) -> Document:
         headline = f"fits: {verdict}, {room} free; {_milliseconds(time.total)} per step, MFU {plan.mfu:.1%}"
     mesh = " x ".join(f"{axis} {size}" for axis, size in step.mesh.shape.items())
     loop = "unrolled" if step.plan.runtime.unrolled(model.layers) else "by scan"
-    figures = _run_figures(plan)
+    figures = [] if time is None else _run_figures(plan, time.total)
     sizes = dataclasses.asdict(memory) | {"total": memory.total, "available": memory.available}
+    sections = [Section("The run", [Table(["", ""], [[list(row) for row in figures]])] if figures else [])]
+    about = "Activations: saved values, gradients, temporaries, batch."
+    bars = _bars({name: (size, gib(size)) for name, size in sizes.items()})
+    sections.append(Section("Memory of a device", [bars], about))
+    if time is not None:
+        without = {"without Pallas": time.without_pallas} if PALLAS in time.parts else {}
+        parts = time.parts | {"total": time.total} | without
+        bars = _bars({name: (part, f"{_milliseconds(part)}, {part / time.total:.0%}") for name, part in parts.items()})
+        about = (
+            f"On all devices, a step has {plan.flops.total:.4g} FLOPs as traced; MFU counts the {plan.model_flops:.4g} "
+            "of the model's formula."
+        )
+        basis = "the compiler's cycles" if time.basis == CYCLES else "a roofline"
+        sections.append(Section(f"Time of a step, by {basis}", [bars], about))
+    if plan.collectives:
+        sections.append(Section("Collectives of a step", [_collectives_table(plan)]))
     return Document(
         title=f"Plan: {topology.title}",
         lines=[
@@ -330,73 +353,48 @@ def document(plan: Estimate) -> Document:
             f"positions, attention by {' and '.join(plan.kernels)}, layers {loop}, remat {step.config.model.remat}",
         ],
         tiles=[Tile(value, name) for name, value in figures],
-        sections=[
-            Section("The run", [Table(["", ""], [[list(row) for row in figures]])] if figures else []),
-            Section(
-                "Memory of a device",
-                [_bars({name: (size, gib(size)) for name, size in sizes.items()})],
-                "Activations: saved values, gradients, temporaries, batch.",
-            ),
-            *_time(plan),
-            *_collectives(plan),
-            Section("Notes", [Bullets(notes(plan))]),
-        ],
+        sections=[*sections, Section("Notes", [Bullets(notes(plan))])],
     )
 
 
-def _run_figures(plan: Estimate) -> list[tuple[str, str]]:
-    """What a user decides by, each a name and a value."""
+def _run_figures(plan: Estimate, step_seconds: float) -> list[tuple[str, str]]:
+    """The figures by which a user decides, by name."""
     step = plan.step
-    devices, seq_len = len(step.topology.devices), step.rows.seq_len
-    if plan.time is None:
-        return []
-    run = run_of(step.config, step.rows, plan.time.total)
-    figures = [("step", _milliseconds(plan.time.total)), ("MFU", f"{plan.mfu:.1%}")]
+    run = run_length(step.config, step.rows, step_seconds)
+
+    def hours(value: int | float) -> str:
+        return f"{value:,.1f}" if value >= 10 else f"{value:.2g}"
+
+    def tokens(positions: int | float | None) -> str:
+        """A number of positions, and if the shards say it, how many hold a token."""
+        positions, filled = positions or 0.0, step.rows.filled
+        return f"{positions:,.0f}" + ("" if filled is None else f", {positions * filled:,.0f} without padding")
+
+    figures = {"step": _milliseconds(step_seconds), "MFU": f"{plan.mfu:.1%}"}
     if run.steps is not None and run.rows is not None and run.hours is not None:
-        figures += [
-            ("hours", _hours(run.hours)),
-            ("device-hours", _hours(run.hours * devices)),
-            ("steps", f"{run.steps:,}"),
-            ("tokens", _count(run.rows * seq_len, step.rows.filled)),
-        ]
-    return [
-        *figures,
-        ("tokens per second", _count(plan.tokens_per_second or 0.0, step.rows.filled)),
-        ("input tokens per second and host", _count(plan.host_tokens_per_second or 0.0, step.rows.filled)),
-    ]
+        figures["hours"] = hours(run.hours)
+        figures["device-hours"] = hours(run.hours * len(step.topology.devices))
+        figures["steps"] = f"{run.steps:,}"
+        figures["tokens"] = tokens(run.rows * step.rows.seq_len)
+    figures["tokens per second"] = tokens(plan.tokens_per_second)
+    figures["input tokens per second and host"] = tokens(plan.host_tokens_per_second)
+    return list(figures.items())
 
 
-def _time(plan: Estimate) -> list[Section]:
-    time = plan.time
-    if time is None:
-        return []
-    parts = time.parts | {"total": time.total}
-    if PALLAS in time.parts:
-        parts["without Pallas"] = time.without_pallas
-    shown = {name: (one, f"{_milliseconds(one)}, {one / time.total:.0%}") for name, one in parts.items()}
-    basis = "the compiler's cycles" if time.basis == CYCLES else "a roofline"
-    note = (
-        f"On all devices, a step has {plan.flops.total:.4g} FLOPs as traced; MFU counts the {plan.model_flops:.4g} "
-        "of the model's formula."
-    )
-    return [Section(f"Time of a step, by {basis}", [_bars(shown)], note)]
-
-
-def _collectives(plan: Estimate) -> list[Section]:
+def _collectives_table(plan: Estimate) -> Table:
     topology = plan.step.topology
     group = "slices" if topology.sides else "hosts"
     rows = [
         [
-            f"{one.kind} of {one.group}" + (f" over {one.slices} {group}" if one.slices > 1 else ""),
-            f"{one.count:,.0f}",
-            f"{one.bytes / 1e6:,.1f}",
-            f"{topology.seconds(one) * 1e3:,.2f}",
-            f"{one.overlapped_bytes / one.bytes:.0%}" if one.bytes else "",
+            f"{each.kind} of {each.group}" + (f" over {each.slices} {group}" if each.slices > 1 else ""),
+            f"{each.count:,.0f}",
+            f"{each.bytes / 1e6:,.1f}",
+            f"{topology.seconds(each) * 1e3:,.2f}",
+            f"{each.overlapped_bytes / each.bytes:.0%}" if each.bytes else "",
         ]
-        for one in plan.collectives
+        for each in plan.collectives
     ]
-    table = Table(["", "count", "MB per device", "ms", "overlapped"], [rows])
-    return [Section("Collectives of a step", [table])] if rows else []
+    return Table(["", "count", "MB per device", "ms", "overlapped"], [rows])
 
 
 def _bars(values: dict[str, tuple[int | float, str]]) -> Panels:
@@ -409,17 +407,8 @@ def gib(size: int | float) -> str:
     return f"{size / GIB:,.2f} GiB"
 
 
-def _count(positions: int | float, filled: float | None) -> str:
-    """A number of positions, and how many hold a token if the shards say so."""
-    return f"{positions:,.0f}" + ("" if filled is None else f", {positions * filled:,.0f} without padding")
-
-
 def _times(value: int | float | None, factor: int | float | None) -> int | float | None:
     return None if value is None or factor is None else value * factor
-
-
-def _hours(hours: int | float) -> str:
-    return f"{hours:,.1f}" if hours >= 10 else f"{hours:.2g}"
 
 
 def _milliseconds(seconds: int | float) -> str:

@@ -1,14 +1,14 @@
-"""Reads a compiled step: how often each instruction runs, its cycles, its bytes, its collectives; and counts FLOPs.
+"""Reads a compiled step: how often instructions run, their cycles, bytes and collectives; and counts FLOPs.
 
 Read `parse` and `Program.runs` first: XLA's own analyses count a loop body once, here it counts once per iteration.
-`collectives` pairs the start of each transfer with its end, to see what work stands in between. `count_flops` reads
-the traced function instead of the compiled text, in which library calls and Pallas kernels have no FLOPs.
+`collectives` pairs the starts and ends of transfers, to find the work in between. `count_flops` reads the traced
+function instead of the compiled text, in which library calls and Pallas kernels have no FLOPs.
 """
 
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-# Instructions that launch no work of their own, and copies between memories, which run concurrently.
+# Instructions that launch no work, and copies between memories, which run concurrently with other work.
 FREE = frozenset(
     ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all", "partition-id")
     + ("replica-id", "broadcast", "reshape", "copy-start", "copy-done", "slice-start", "slice-done")
@@ -39,7 +39,7 @@ FREE = frozenset(
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of a computation. `shape` is that of the result; `called` names the computations that it runs."""
+    """A line in a computation. `shape` is the result's; `called` names the computations that it runs."""
 
     name: str
     opcode: str
@@ -56,8 +56,12 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the result."""
-        return shape_bytes(self.shape)
+        """Bytes in the result, summed over the parts of a tuple, without layout padding."""
+        total = 0
+        for kind, sizes in _ARRAY.findall(self.shape):
+            bits = re.search(r"\d+", kind.replace("pred", "s8"))
+            total += math.prod(map(int, filter(None, sizes.split(",")))) * (max(int(bits[0]) // 8, 1) if bits else 0)
+        return total
 
     @property
     def target(self) -> str:
@@ -68,50 +72,54 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Program:
-    """The computations of a program by name, and the name of the entry computation."""
+    """Computations by name, and the name of the entry computation."""
 
     entry: str
     computations: dict[str, tuple[Instruction, ...]]
 
-    def runs(self) -> Iterator[tuple[Instruction, float]]:
+    def called_by(self, instruction: Instruction) -> list[Instruction]:
+        """The instructions in the computations that an instruction runs."""
+        return [inner for name in instruction.called for inner in self.computations.get(name, ())]
+
+    def runs(self, computation: str = "", times: float = 1.0) -> Iterator[tuple[Instruction, float]]:
         """Yields every instruction that executes on its own, with the number of times it runs.
 
-        Instructions inside a fusion are part of the fusion. Each branch of a conditional counts an equal share of a
-        run, since the text does not say how often each is taken.
-        """
-        yield from self._runs(self.entry, 1.0)
+        Instructions inside a fusion are part of the fusion. All branches of a conditional count an equal share of a
+        run, since the text does not say how often they are taken.
 
-    def _runs(self, name: str, times: float) -> Iterator[tuple[Instruction, float]]:
-        for instruction in self.computations.get(name, ()):
+        Args:
+          computation: where to begin; empty: at the entry.
+          times: how often that computation runs.
+        """
+        for instruction in self.computations.get(computation or self.entry, ()):
             opcode = instruction.opcode
             if opcode not in ("while", "conditional", "call", "async-start"):
                 yield instruction, times
                 continue
+            # These run other computations; an unknown number of iterations counts as one.
             inner = times * (self.trips(instruction) or 1) if opcode == "while" else times
             for called in instruction.called:
-                yield from self._runs(called, inner / len(instruction.called) if opcode == "conditional" else inner)
+                yield from self.runs(called, inner / len(instruction.called) if opcode == "conditional" else inner)
 
     def trips(self, loop: Instruction) -> int | None:
-        """Returns how often a loop's body runs; None if that is not known before the program runs.
+        """How often a loop's body runs; None if that is not known before the program runs.
 
-        The compiler annotates it, or the loop's condition is `count < N`, as a scan from 0 has it.
+        The compiler annotates it, or the loop's condition is `count < N`, as in a scan from 0.
         """
         if annotated := _TRIPS.search(loop.text):
             return int(annotated[1])
-        match = _CONDITION.search(loop.text)
-        body = self.computations.get(match[1], ()) if match else ()
-        compared = next((one for one in body if one.opcode == "compare" and "direction=LT" in one.text), None)
-        bounds = [
-            int(found[1])
-            for one in body
-            if (found := _CONSTANT.match(one.text.strip())) and compared and f"%{one.name})" in compared.text
-        ]
+        condition = _CONDITION.search(loop.text)
+        body = self.computations.get(condition[1], ()) if condition else ()
+        compared = [line.text for line in body if line.opcode == "compare" and "direction=LT" in line.text][:1]
+        constants = {line.name: match for line in body if (match := _CONSTANT.match(line.text.strip()))}
+        # The bound is the constant that the comparison names.
+        bounds = [int(match[1]) for name, match in constants.items() for text in compared if f"%{name})" in text]
         return bounds[0] if bounds else None
 
     def loops_without_trip_count(self) -> int:
-        """Returns the number of loops that count as one iteration because their trip count is unknown."""
-        loops = (one for part in self.computations.values() for one in part if one.opcode == "while")
-        return sum(self.trips(loop) is None for loop in loops)
+        """Counts the loops with an unknown trip count, which count as one iteration."""
+        lines = [line for body in self.computations.values() for line in body]
+        return sum(line.opcode == "while" and self.trips(line) is None for line in lines)
 
 
 def parse(text: str) -> Program:
@@ -120,52 +128,41 @@ def parse(text: str) -> Program:
     entry, name = "", ""
     body: dict[str, Instruction] = {}
     for line in text.splitlines():
-        if not line.startswith(" ") and (match := _COMPUTATION.match(line)):
-            name, body = match[2], {}
-            entry = name if match[1] else entry
-        elif line.startswith("}") and not line.startswith("}}"):  # }} ends a kernel's metadata
+        if not line.startswith(" ") and (header := _COMPUTATION.match(line)):
+            name, body = header[2], {}
+            entry = name if header[1] else entry
+            continue
+        if line.startswith("}") and not line.startswith("}}"):  # }} ends a kernel's metadata
             computations[name] = tuple(body.values())
-        elif name and (instruction := _instruction(line, body)):
-            body[instruction.name] = instruction
+            continue
+        # NAME = SHAPE OPCODE(OPERANDS), ATTRIBUTES. The shape of a tuple is in brackets and holds blanks.
+        match = _INSTRUCTION.match(line) if name else None
+        if match is None:
+            continue
+        shape = _in_brackets(match[2], 0) if match[2].startswith("(") else match[2].partition(" ")[0]
+        rest = match[2][len(shape) :].lstrip()
+        opcode = _OPCODE.match(rest)
+        if opcode is None:
+            continue
+        called = tuple(_CALLED.findall(rest))
+        if branches := _BRANCHES.search(rest):
+            called += tuple(part.strip().lstrip("%") for part in branches[1].split(","))
+        named = _NAME.findall(_in_brackets(rest, opcode.end() - 1)) if "%" in rest else ()
+        operands = tuple(body[operand] for operand in named if operand in body)
+        body[match[1]] = Instruction(match[1], opcode[1], shape, rest, called, operands)
     if not entry:
         raise ValueError("no ENTRY computation in the text of the program")
     return Program(entry, computations)
 
 
-def _instruction(line: str, before: dict[str, Instruction]) -> Instruction | None:
-    match = _INSTRUCTION.match(line)
-    if not match:
-        return None
-    shape = _in_brackets(match[2], 0) if match[2].startswith("(") else match[2].partition(" ")[0]
-    rest = match[2][len(shape) :].lstrip()
-    opcode = _OPCODE.match(rest)
-    if not opcode:
-        return None
-    called = tuple(_CALLED.findall(rest))
-    if branches := _BRANCHES.search(rest):
-        called += tuple(part.strip().lstrip("%") for part in branches[1].split(","))
-    named = _NAME.findall(_in_brackets(rest, opcode.end() - 1)) if "%" in rest else ()
-    operands = tuple(before[name] for name in named if name in before)
-    return Instruction(match[1], opcode[1], shape, rest, called, operands)
-
-
 def _in_brackets(text: str, start: int) -> str:
-    """Returns the text from an opening bracket to the one that closes it."""
+    """The text from an opening bracket to the one that closes it."""
     depth = 0
     for end in range(start, len(text)):
         depth += (text[end] == "(") - (text[end] == ")")
         if not depth:
             return text[start : end + 1]
     return text[start:]
-
-
-def shape_bytes(shape: str) -> int:
-    """Returns the bytes of a shape in HLO syntax, summed over the parts of a tuple, without padding of layouts."""
-    total = 0
-    for kind, sizes in _ARRAY.findall(shape):
-        bits = re.search(r"\d+", kind.replace("pred", "s8"))
-        total += math.prod(map(int, filter(None, sizes.split(",")))) * (max(int(bits[0]) // 8, 1) if bits else 0)
-    return total
 
 
 # Memory traffic
@@ -177,20 +174,15 @@ _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # index of the operand tha
 _SAME = ("bitcast", "reshape", "convert", "copy")
 
 
-def memory_traffic(program: Program) -> float:
-    """Returns the bytes that a program reads and writes on one device, as if no cache held any of them."""
-    return sum(times * bytes_moved(program, one) for one, times in program.runs())
-
-
 def bytes_moved(program: Program, instruction: Instruction) -> int:
-    """Returns the bytes of operands and results; 0 for collectives and for what launches no work.
+    """The bytes that an instruction reads and writes, without caches; 0 for collectives, and if it launches no work.
 
-    Of an array that is only sliced or updated, the part counts.
+    If an array is only sliced or updated, that part of it counts.
     """
     if instruction.opcode in FREE or instruction.opcode.endswith("-done") or is_collective(program, instruction):
         return 0
     body = program.computations.get(instruction.called[0], ()) if instruction.opcode == "fusion" else ()
-    if not body:  # an instruction of its own is a fusion of one
+    if not body:  # a single instruction counts as a fusion of one
         read = sum(_read(operand, [(instruction, index)]) for index, operand in enumerate(instruction.operands))
         return read + _written(instruction)
     users: dict[str, list[tuple[Instruction, int]]] = {}
@@ -198,16 +190,19 @@ def bytes_moved(program: Program, instruction: Instruction) -> int:
         for index, operand in enumerate(user.operands):
             users.setdefault(operand.name, []).append((user, index))
 
-    def used(name: str) -> list[tuple[Instruction, int]]:
+    def uses(name: str) -> list[tuple[Instruction, int]]:
+        """The instructions that use a value, also behind others that only rename or convert it."""
         direct = users.get(name, [])
-        return [use for one in direct for use in (used(one[0].name) if one[0].opcode in _SAME else [one])] or direct
+        return [use for user in direct for use in (uses(user[0].name) if user[0].opcode in _SAME else [user])] or direct
 
-    parameters = [one for one in body if _PARAMETER.match(one.text)]
+    # A fusion reads its parameters and writes its results; nothing in between reaches memory.
+    parameters = [line for line in body if _PARAMETER.match(line.text)]
     results = body[-1].operands if body[-1].opcode == "tuple" else (body[-1],)
-    return sum(_read(one, used(one.name)) for one in parameters) + sum(map(_written, results))
+    return sum(_read(line, uses(line.name)) for line in parameters) + sum(map(_written, results))
 
 
 def _read(array: Instruction, uses: list[tuple[Instruction, int]]) -> int:
+    # The whole array is read if any use does more than slice it, or update it in place (as operand 0).
     whole = any(index or user.opcode not in (*_SLICES, *_UPDATES) for user, index in uses)
     parts = sum(user.bytes for user, _ in uses if user.opcode in _SLICES)
     return array.bytes if whole else min(parts, array.bytes)
@@ -234,7 +229,7 @@ _MESH_GROUPS = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?[^{]*\{([^}]*)\}"
 )
 _AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
-# libtpu writes what slices exchange as a send to the host and a receive from it, with one name for both.
+# libtpu writes a transfer between slices as a send to the host and a receive from it, with one name for both.
 _BETWEEN_SLICES = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
 _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]+)"')
@@ -242,26 +237,22 @@ _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]+)"')
 
 @dataclass(frozen=True)
 class Collective:
-    """All collectives of one kind over groups of one size; `bytes` counts a device's whole arrays in one step.
-
-    overlapped_bytes   the part of `bytes` that moves while the device computes
-    slices             how many slices, or hosts of GPUs, a group spans
-    """
+    """All collectives of one kind over groups of one size."""
 
     kind: str
     group: int
     count: float
-    bytes: float
-    overlapped_bytes: float = 0.0
-    slices: int = 1
+    bytes: float  # of a device's whole arrays in one step
+    overlapped_bytes: float = 0.0  # the part of `bytes` moved while the device computes
+    slices: int = 1  # TPU slices, or hosts of GPUs, in a group
 
-    def ring_seconds(self, sent: float, bandwidth: float) -> float:
-        """Returns the time of `sent` of the bytes by a ring of devices that each send `bandwidth` bytes a second.
+    def ring_seconds(self, bandwidth: float) -> float:
+        """The time in a ring whose devices each send `bandwidth` bytes a second.
 
         n - 1 of n shards pass each link, twice in an all-reduce.
         """
         passes = 2.0 if self.kind == "all-reduce" else 1.0
-        return passes * sent * (self.group - 1) / self.group / bandwidth
+        return passes * self.bytes * (self.group - 1) / self.group / bandwidth
 
 
 def collectives(
@@ -272,89 +263,82 @@ def collectives(
     transfer_seconds: Callable[[Collective], float] | None = None,
     work_seconds: Callable[[Instruction], float] = lambda _: 0.0,
 ) -> list[Collective]:
-    """Returns the collectives of a program compiled for so many devices in so many slices, the largest first.
+    """The collectives of a program for so many devices in so many slices, the largest first.
 
-    A collective overlaps as far as the work between its start and its end lasts. Several that are under way at a time
-    share that work, as they share the links. transfer_seconds is the time of a collective (None: nothing overlaps),
-    work_seconds that of an instruction.
+    A collective overlaps for as long as the work between its start and its end lasts. Simultaneous collectives share
+    this work, as they share the links.
+
+    Args:
+      transfer_seconds: returns a collective's time; None: nothing overlaps.
+      work_seconds: returns an instruction's time.
     """
-    found: dict[tuple[str, int, int], Collective] = {}
+    groups: dict[tuple[str, int, int], Collective] = {}
     between = _between(program)
     for instruction, times in program.runs():
-        one = _collective(program, instruction, devices, slices)
-        if one is None:
+        collective = _collective(program, instruction, devices, slices)
+        if collective is None:
             continue
-        work = sum(share * work_seconds(each) for each, share in between.get(instruction.name, ()))
-        needed = 0.0 if transfer_seconds is None else transfer_seconds(one)
+        work = sum(share * work_seconds(other) for other, share in between.get(instruction.name, ()))
+        needed = 0.0 if transfer_seconds is None else transfer_seconds(collective)
         hidden = min(1.0, work / needed) if needed else 0.0
-        key = (one.kind, one.group, one.slices)
-        total = found.get(key, dataclasses.replace(one, count=0.0, bytes=0.0))
-        found[key] = dataclasses.replace(
+        key = (collective.kind, collective.group, collective.slices)
+        total = groups.get(key, dataclasses.replace(collective, count=0.0, bytes=0.0))
+        groups[key] = dataclasses.replace(
             total,
             count=total.count + times,
-            bytes=total.bytes + times * one.bytes,
-            overlapped_bytes=total.overlapped_bytes + times * hidden * one.bytes,
+            bytes=total.bytes + times * collective.bytes,
+            overlapped_bytes=total.overlapped_bytes + times * hidden * collective.bytes,
         )
-    return sorted(found.values(), key=lambda one: -one.bytes)
-
-
-def exposed_seconds(found: Iterable[Collective], seconds: Callable[[Collective], float]) -> float:
-    """Returns the time in which a device waits for communication that no work overlaps."""
-    return sum((seconds(dataclasses.replace(one, bytes=one.bytes - one.overlapped_bytes)) for one in found), 0.0)
+    return sorted(groups.values(), key=lambda collective: -collective.bytes)
 
 
 def is_collective(program: Program, instruction: Instruction) -> bool:
-    """Returns whether an instruction is a collective, or starts or ends one."""
+    """Whether an instruction is a collective, or starts or ends one."""
     opcode = instruction.opcode.removesuffix("-start").removesuffix("-done")
     return opcode in COLLECTIVES or any(_fused(program, instruction, target) for target in (_START, _DONE))
 
 
 def _collective(program: Program, instruction: Instruction, devices: int, slices: int) -> Collective | None:
-    """Returns the collective that an instruction begins; None for any other. An end (`-done`) does not count."""
+    """The collective that an instruction begins; None for any other. An end (`-done`) does not count."""
     if instruction.opcode == "send" and _BETWEEN_SLICES in instruction.text:
-        named = _TRANSFER.search(instruction.text)
-        kind = named[1].lower().replace("_", "-") if named else "send"
+        kind = _first(_TRANSFER, instruction).lower().replace("_", "-") or "send"
         size = instruction.operands[0].bytes * (slices if kind == "all-gather" else 1)
         return Collective(kind, slices, 1.0, float(size), slices=slices)
     sent = _fused(program, instruction, _START) or instruction
     kind = sent.opcode.removesuffix("-start")
     if kind not in COLLECTIVES:
         return None
-    group = group_of(sent.text, devices)
+    group = group_devices(sent.text, devices)
     if len(group) < 2:
         return None
+    # The whole array counts: the result of an all-gather, the operand of a reduce-scatter.
+    size = sent.bytes
+    if sent.opcode.endswith("-start") and sent.shape.startswith("(") and kind != "all-reduce":
+        # The shape holds operand and result. A permute's context words are too small to count.
+        both = kind in ("all-gather", "reduce-scatter")
+        size = size * len(group) // (len(group) + 1) if both else size // 2
+    size = size * len(group) if kind == "reduce-scatter" else size
     spanned = len({device * slices // devices for device in group})
-    return Collective(kind, len(group), 1.0, _whole_bytes(sent, kind, len(group)), slices=spanned)
+    return Collective(kind, len(group), 1.0, float(size), slices=spanned)
 
 
 def _fused(program: Program, instruction: Instruction, target: str) -> Instruction | None:
-    """Returns the collective that a fusion starts or ends (target: _START or _DONE); None for any other instruction.
+    """The collective that a fusion starts or ends (target: _START or _DONE); None for any other instruction.
 
     libtpu writes a collective this way when it spreads it over several fusions. The fusions in between contain the
     collective, too, and send nothing themselves.
     """
-    if instruction.opcode != "fusion":
+    body = program.called_by(instruction) if instruction.opcode == "fusion" else []
+    if not any(line.target == target for line in body):
         return None
-    body = [one for name in instruction.called for one in program.computations.get(name, ())]
-    if not any(one.target == target for one in body):
-        return None
-    return next((one for one in body if one.opcode in COLLECTIVES), None)
+    return next((line for line in body if line.opcode in COLLECTIVES), None)
 
 
-def _whole_bytes(instruction: Instruction, kind: str, group: int) -> float:
-    """Returns the bytes of the whole array: the result of an all-gather, the operand of a reduce-scatter."""
-    size = instruction.bytes
-    if instruction.opcode.endswith("-start") and instruction.shape.startswith("(") and kind != "all-reduce":
-        # The shape holds operand and result. A permute's context words are too small to count.
-        size = size * group // (group + 1) if kind in ("all-gather", "reduce-scatter") else size // 2
-    return float(size * group if kind == "reduce-scatter" else size)
+def group_devices(text: str, devices: int) -> tuple[int, ...]:
+    """The devices of a collective's first group, by their places in the mesh; all devices, if it names no group.
 
-
-def group_of(text: str, devices: int) -> tuple[int, ...]:
-    """Returns the devices of the first group of a collective, by their places in the mesh; of all, if it names none.
-
-    Those of a collective-permute are all that send or receive. Groups are listed, {{0,2},{1,3}}, given as a transposed
-    range, [2,2]<=[2,2]T(1,0), or as axes of a mesh of devices: mesh['axis_0'=2,'axis_1'=8] {'axis_1'}. There
+    All senders and receivers of a collective-permute are one group. Groups are listed, {{0,2},{1,3}}, given as a
+    transposed range, [2,2]<=[2,2]T(1,0), or as axes of a device mesh: mesh['axis_0'=2,'axis_1'=8] {'axis_1'}. There
     {'axis_1':(2)4} stands for the second axis of an axis of 8 seen as 2 x 4, and device_ids may give the devices.
     """
     if match := _GROUPS.search(text):
@@ -364,7 +348,7 @@ def group_of(text: str, devices: int) -> tuple[int, ...]:
         return tuple(groups.reshape(-1, groups.shape[-1])[0].tolist())
     if match := _MESH_GROUPS.search(text):
         sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", match[1])}
-        given = _range(match[2], match[3]) if match[2] else np.arange(math.prod(sizes.values()))
+        ids = _range(match[2], match[3]) if match[2] else np.arange(math.prod(sizes.values()))
         split: list[int] = []  # the axes of the mesh, of which a used part is an axis of its own
         used = []
         parts = {name: (int(before or 1), int(part or 0)) for name, before, part in _AXIS.findall(match[4])}
@@ -373,7 +357,7 @@ def group_of(text: str, devices: int) -> tuple[int, ...]:
             part = part or size
             used += [len(split) + 1] if name in parts else []
             split += [before, part, size // (before * part)]
-        grid = np.moveaxis(given.reshape(split), used, range(-len(used), 0))
+        grid = np.moveaxis(ids.reshape(split), used, range(-len(used), 0))
         return tuple(grid.reshape(-1, math.prod(grid.shape[len(split) - len(used) :]))[0].tolist())
     if match := _PAIRS.search(text):
         return tuple(sorted({int(device) for device in re.findall(r"\d+", match[1])}))
@@ -381,7 +365,7 @@ def group_of(text: str, devices: int) -> tuple[int, ...]:
 
 
 def _range(dimensions: str, order: str | None) -> np.ndarray:
-    """Returns 0, 1, 2, ... in these dimensions, with their axes in another order if one is given."""
+    """0, 1, 2, ... in these dimensions, with their axes in another order if one is given."""
     numbers = np.arange(math.prod(_integers(dimensions))).reshape(_integers(dimensions))
     return numbers.transpose(_integers(order)) if order else numbers
 
@@ -394,53 +378,41 @@ Between = list[tuple[Instruction, float]]  # instructions, and the share of each
 
 
 def _between(program: Program) -> dict[str, Between]:
-    """Returns what runs between the start and the end of each collective, by the name of what starts it."""
-    found: dict[str, Between] = {}
+    """The instructions between the start and the end of each collective, by the start's name."""
+    between: dict[str, Between] = {}
     for body in program.computations.values():
-        # What is under way, by a key that start and end share: the start's name, a channel, or a rendezvous.
+        # The collectives under way, by a key that start and end share: the start's name, a channel, or a rendezvous.
         under_way: dict[str, tuple[str, Between]] = {}
-
-        def end(key: str, under_way: dict[str, tuple[str, Between]] = under_way) -> None:
-            if key in under_way:
-                name, instructions = under_way.pop(key)
-                found[name] = instructions
-
         for instruction in body:
-            opcode = instruction.opcode
+            opcode, start, ends = instruction.opcode, None, []
             if opcode == "send" and _BETWEEN_SLICES in instruction.text:
-                under_way[_first(_RENDEZVOUS, instruction)] = instruction.name, []
+                start = _first(_RENDEZVOUS, instruction), instruction.name
             elif opcode == "recv-done" and instruction.operands:
-                end(_first(_RENDEZVOUS, instruction.operands[0]))
+                ends = [_first(_RENDEZVOUS, instruction.operands[0])]
             elif opcode.endswith("-start"):
-                if name := _started(program, instruction):
-                    under_way[instruction.name] = name, []
+                # An async-start calls a computation with the collective, which runs under its own name. Copies have
+                # starts, too.
+                lines = (instruction, *program.called_by(instruction))
+                names = [line.name for line in lines if line.opcode.removesuffix("-start") in COLLECTIVES]
+                start = (instruction.name, names[0]) if names else None
             elif opcode.endswith("-done"):
-                for operand in instruction.operands:
-                    end(operand.name)
+                ends = [operand.name for operand in instruction.operands]
             elif sent := _fused(program, instruction, _START):
-                under_way[_first(_CHANNEL, sent)] = instruction.name, []
+                start = _first(_CHANNEL, sent), instruction.name
             elif received := _fused(program, instruction, _DONE):
-                end(_first(_CHANNEL, received))
+                ends = [_first(_CHANNEL, received)]
             else:
                 for _, instructions in under_way.values():
                     instructions.append((instruction, 1 / len(under_way)))
-    return found
-
-
-def _started(program: Program, instruction: Instruction) -> str | None:
-    """Returns the name of the collective that an instruction starts; None if it starts something else, such as a copy.
-
-    An async-start calls a computation that holds the collective.
-    """
-    if instruction.opcode.removesuffix("-start") in COLLECTIVES:
-        return instruction.name
-    called = [one for name in instruction.called for one in program.computations.get(name, ())]
-    return next((one.name for one in called if one.opcode in COLLECTIVES), None)
+            if start:
+                under_way[start[0]] = start[1], []
+            between |= dict(under_way.pop(key) for key in ends if key in under_way)
+    return between
 
 
 def _first(pattern: re.Pattern[str], instruction: Instruction) -> str:
-    found = pattern.search(instruction.text)
-    return found[1] if found else ""
+    match = pattern.search(instruction.text)
+    return match[1] if match else ""
 
 
 # FLOPs
@@ -448,7 +420,7 @@ def _first(pattern: re.Pattern[str], instruction: Instruction) -> str:
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of matmuls summed over all devices, two for each multiply-add."""
+    """FLOPs of matmuls on all devices together, two for each multiply-add."""
 
     xla: float = 0.0  # of the compiler's own operations, and of cuDNN's attention
     pallas: float = 0.0  # inside Pallas kernels, with every block of their grids
@@ -465,54 +437,36 @@ class Flops:
 
 
 def count_flops(jaxpr: Any, in_kernel: bool = False) -> Flops:
-    """Returns the matmul FLOPs of a (closed) jaxpr, with loops multiplied out and recomputation included.
+    """Counts a (closed) jaxpr's matmul FLOPs, with loops multiplied out and recomputation included.
 
     A cond counts the mean of its branches and a while loop one iteration, since the jaxpr does not say more. In a
     Pallas kernel a cond counts its largest branch: the other branch skips a block of the grid (pl.when).
     """
     total = Flops()
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        total += _of_equation(equation, in_kernel)
+        name, parameters = equation.primitive.name, equation.params
+        if name == "dot_general":
+            left, result = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+            (contracted, _), _ = parameters["dimension_numbers"]
+            total += Flops(xla=2.0 * math.prod(left[axis] for axis in contracted) * math.prod(result))
+        elif name.startswith("dot_product_attention"):
+            # cuDNN's attention on [B, T, N, H]: two matmuls in the forward pass, five in the backward pass.
+            batch, queries, heads, width = equation.invars[0].aval.shape
+            keys = equation.invars[1].aval.shape[1]
+            total += Flops(xla=2.0 * (5 if "bwd" in name else 2) * batch * heads * queries * keys * width)
+        elif name == "pallas_call":
+            inner = count_flops(parameters["jaxpr"], in_kernel=True).total
+            total += Flops(pallas=inner * math.prod(int(size) for size in parameters["grid_mapping"].grid))
+        elif name == "cond":
+            branches = [count_flops(branch, in_kernel) for branch in parameters["branches"]]
+            mean = sum(branches, Flops()) * (1 / len(branches))
+            total += max(branches, key=lambda branch: branch.total) if in_kernel else mean
+        else:
+            times = float(parameters["length"]) if name == "scan" else 1.0
+            if name == "shard_map":  # shapes inside are one device's
+                times = float(math.prod(parameters["mesh"].shape[axis] for axis in parameters["newly_manual_axes"]))
+            for value in parameters.values():
+                for inner in value if isinstance(value, tuple | list) else (value,):
+                    if hasattr(inner, "eqns") or hasattr(getattr(inner, "jaxpr", None), "eqns"):
+                        total += count_flops(inner, in_kernel) * times
     return total
-
-
-def _of_equation(equation: Any, in_kernel: bool) -> Flops:
-    name, parameters = equation.primitive.name, equation.params
-    if name == "dot_general":
-        return Flops(xla=_dot(equation))
-    if name.startswith("dot_product_attention"):
-        return Flops(xla=_cudnn_attention(equation))
-    if name == "pallas_call":
-        inner = count_flops(parameters["jaxpr"], in_kernel=True).total
-        return Flops(pallas=inner * math.prod(int(size) for size in parameters["grid_mapping"].grid))
-    if name == "cond":
-        branches = [count_flops(branch, in_kernel) for branch in parameters["branches"]]
-        if in_kernel:
-            return max(branches, key=lambda branch: branch.total)
-        return sum(branches, Flops()) * (1 / len(branches))
-    times = float(parameters["length"]) if name == "scan" else 1.0
-    if name == "shard_map":  # shapes inside are those of one device
-        times = float(math.prod(parameters["mesh"].shape[name] for name in parameters["newly_manual_axes"]))
-    return sum((count_flops(inner, in_kernel) for inner in _inner(parameters)), Flops()) * times
-
-
-def _inner(parameters: dict[str, Any]) -> Iterator[Any]:
-    for value in parameters.values():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            if hasattr(one, "eqns") or hasattr(getattr(one, "jaxpr", None), "eqns"):
-                yield one
-
-
-def _cudnn_attention(equation: Any) -> float:
-    """Two matmuls of queries, keys and values [B, T, N, H] in the forward pass; five in the backward pass."""
-    batch, queries, heads, width = equation.invars[0].aval.shape
-    keys = equation.invars[1].aval.shape[1]
-    matmuls = 5 if "bwd" in equation.primitive.name else 2
-    return 2.0 * matmuls * batch * heads * queries * keys * width
-
-
-def _dot(equation: Any) -> float:
-    left = equation.invars[0].aval.shape
-    (contracted, _), _ = equation.params["dimension_numbers"]
-    depth = math.prod(left[axis] for axis in contracted)
-    return 2.0 * depth * math.prod(equation.outvars[0].aval.shape)

@@ -1,7 +1,7 @@
-"""Devices by name, such as v5e:16x16, v5litepod-64 or h100:8, that programs can be compiled for but not run on.
+"""Devices by name, such as v5e:16x16, v5litepod-64 or h100:8, for which programs are compiled but not run.
 
-`CHIPS` and `GPUS` hold the published figures of one device, `parse` turns a name into them, and `open_topology` asks
-the compiler for the devices: libtpu for TPUs, jax's CUDA plugin for GPUs. Neither needs a device.
+`CHIPS` and `GPUS` hold published figures, `parse` turns a name into them, and `open_topology` asks the compiler for the
+devices: libtpu for TPUs, jax's CUDA plugin for GPUs. Neither needs a device.
 """
 
 import dataclasses
@@ -12,10 +12,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from bert_jax.errors import UserError, install_hint
 from bert_jax.planning.program import Collective
+from bert_jax.storage.remote import first_line
 from bert_jax.train.metric_accumulator import PEAK_FLOPS
 
 GIB = 2**30
@@ -53,10 +52,10 @@ class Chip:
         return self.peak_flops / (2 * self.unit**2 * self.units)
 
     def wraps_around(self, sides: tuple[int, ...]) -> tuple[bool, ...]:
-        """Returns for each axis of a slice whether its ends are linked, which makes it a ring instead of a line.
+        """Whether the ends of a slice's axes are linked, which makes them rings instead of lines.
 
-        An axis of v5e and v6e wraps around when it is 16 chips long. All axes of the other kinds wrap around when each
-        is a multiple of 4 (docs.cloud.google.com/tpu/docs/v4).
+        On v5e and v6e, axes that are 16 chips long wrap around. On other kinds, all axes wrap around if they are all
+        multiples of 4 (docs.cloud.google.com/tpu/docs/v4).
         """
         if self.dimensions == 3:
             return (all(side % self.wraparound_from == 0 for side in sides),) * len(sides)
@@ -77,9 +76,9 @@ CHIPS = {
     )
 }
 
-# What clouds call a kind (docs.cloud.google.com/tpu/docs, "Accelerator type" of each version).
+# Kinds by the names that clouds use (docs.cloud.google.com/tpu/docs, "Accelerator type" of each version).
 ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v6litepod": "v6e", "v7x": "tpu7x"}
-# The shapes of slices that are named by their size. Names count chips for v5e and v6e, and TensorCores, two in each
+# The shapes of slices that clouds name by size. Names count chips for v5e and v6e, and TensorCores, two in each
 # chip, for v4, v5p and tpu7x.
 SHAPES = {
     2: {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"},
@@ -95,13 +94,14 @@ HOST_CHIPS, SMALL_SLICE = 4, 8
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU of a server of eight (SXM modules). Bandwidths are bytes per second, links in one direction.
+    """One NVIDIA GPU in a server of eight (SXM modules). Bandwidths are bytes per second, links in one direction.
 
-    What the compiler must know (multiprocessors, caches, memory, bandwidth) is from openxla/xla,
-    xla/backends/gpu/target_config/specs. Peak FLOP/s without sparsity and NVLink are from NVIDIA's data sheets of A100,
-    H100, H200 and HGX B200, the network from those of DGX systems: a ConnectX adapter for each GPU. The matmul
-    efficiency is the fastest bfloat16 matmul measured, as a share of the peak: 271.2 of 312 TFLOP/s on A100, 794.5 of
-    989 on H100 (S. Bekman, "Machine Learning Engineering", Maximum Achievable Matmul FLOPS). H200 and B200 take H100's.
+    The compiler's figures (multiprocessors, caches, memory, bandwidth) are from openxla/xla,
+    xla/backends/gpu/target_config/specs. Peak FLOP/s without sparsity and NVLink are from NVIDIA's data sheets for
+    A100, H100, H200 and HGX B200, the network from the sheets for DGX systems: a ConnectX adapter for each GPU. The
+    matmul efficiency is the fastest bfloat16 matmul measured, as a share of the peak: 271.2 of 312 TFLOP/s on A100,
+    794.5 of 989 on H100 (S. Bekman, "Machine Learning Engineering", Maximum Achievable Matmul FLOPS). H200 and B200
+    take H100's.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Gpu:
 
     @property
     def target(self) -> str:
-        """What XLA compiles for, as text of its protocol buffer GpuTargetConfigProto."""
+        """The GPU as XLA's compiler knows it: the text of a protocol buffer, GpuTargetConfigProto."""
         extension = "NONE" if self.capability == 8 else "ACCELERATED_FEATURES"
         return (
             "gpu_device_info { threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048 "
@@ -183,20 +183,14 @@ LIBTPU_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Topology:
-    """Devices of one kind that a program is compiled for.
-
-    devices           all of them; those of a slice, or of a host of GPUs, follow one another
-    sides             chips along each axis of a TPU slice; GPUs have none
-    slices            TPU slices, or hosts of GPUs: groups of devices with a slower network between them
-    memory_fraction   the share of a device's memory that a program can use
-    """
+    """Devices of one kind that a program is compiled for."""
 
     name: str
     chip: Chip | Gpu
-    devices: tuple[Any, ...]
-    sides: tuple[int, ...] = ()
-    slices: int = 1
-    memory_fraction: float = 1.0
+    devices: tuple[Any, ...]  # slice by slice, or host by host
+    sides: tuple[int, ...] = ()  # chips along each axis of a TPU slice; GPUs have none
+    slices: int = 1  # TPU slices, or hosts of GPUs: groups of devices with a slower network between them
+    memory_fraction: float = 1.0  # the share of a device's memory that a program can use
 
     @property
     def title(self) -> str:
@@ -210,17 +204,17 @@ class Topology:
 
     @property
     def capability(self) -> str:
-        """The compute capability of GPUs, such as 9.0; empty for TPUs."""
+        """The GPUs' compute capability, such as 9.0; empty for TPUs."""
         return f"{self.chip.capability}.0" if isinstance(self.chip, Gpu) else ""
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of a device that a program can use."""
+        """The bytes of a device that a program can use."""
         return int(self.memory_fraction * self.chip.memory_bytes)
 
     @property
     def hosts(self) -> int:
-        """Machines that feed the devices: hosts of GPUs, or virtual machines of TPU slices."""
+        """Machines that feed the devices: GPU hosts, or the virtual machines of TPU slices."""
         if not self.sides:
             return self.slices
         chips = math.prod(self.sides)
@@ -229,7 +223,7 @@ class Topology:
 
     @property
     def compiler_options(self) -> dict[str, Any] | None:
-        """Options that compiling without a device needs in addition to those of training.
+        """Options for compiling without a device, in addition to the options of training.
 
         On GPUs nothing can be timed: no autotuning, and no Triton matmuls, which fail to compile untuned for some
         shapes.
@@ -237,25 +231,24 @@ class Topology:
         return None if self.sides else {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
     def seconds(self, collective: Collective) -> float:
-        """Returns the time of a collective: a ring over the links, or over the network between slices or hosts."""
+        """A collective's time in a ring over the links, or over the network between slices or hosts."""
         chip = self.chip
         if isinstance(chip, Chip):
             within = chip.link_bandwidth * self.links(collective.group)
-            return collective.ring_seconds(
-                collective.bytes, chip.network_bandwidth if collective.slices > 1 else within
-            )
+            return collective.ring_seconds(chip.network_bandwidth if collective.slices > 1 else within)
         bandwidth = chip.link_bandwidth
-        if collective.slices > 1:  # the ring passes each host through the adapters of the GPUs that it has there
+        if collective.slices > 1:  # the ring passes each host through the adapters of its own GPUs there
             bandwidth = min(bandwidth, max(collective.group / collective.slices, 1) * chip.network_bandwidth)
-        return collective.ring_seconds(collective.bytes, RING_EFFICIENCY * bandwidth)
+        return collective.ring_seconds(RING_EFFICIENCY * bandwidth)
 
     def links(self, group: int) -> float:
-        """Returns how many links of a TPU device a group of devices can use at once.
+        """How many of a TPU device's links a group of devices can use at once.
 
-        The group spans as few axes of the slice as hold it. An axis that wraps around gives two links; a line gives
+        The group spans as few axes as hold it. An axis that wraps around gives two links; a line gives
         one, since its last device receives from one side only. The devices of one chip share the chip's links.
         """
         assert isinstance(self.chip, Chip)
+        # Longest axes first; each divides the chips that are left.
         left, links = math.ceil(group / self.chip.cores), 0
         for side, wraps in sorted(zip(self.sides, self.chip.wraps_around(self.sides), strict=True), reverse=True):
             if side > 1 and left > 1:
@@ -265,14 +258,45 @@ class Topology:
 
 
 def open_topology(name: str, slices: int = 1) -> Topology:
-    """Opens this many slices of a TPU topology, or the GPUs that a name describes, for their compiler.
+    """Opens so many TPU slices, or the GPUs that a name describes, for their compiler.
 
     Raises:
       UserError: for an unknown name, for devices that the compiler does not know, if the compiler is not installed, and
         for an invalid share of memory in the environment.
     """
     described = parse(name, slices)
-    return _open_slices(described) if described.sides else _open_gpus(described)
+    options: dict[str, Any] = {}
+    if isinstance(described.chip, Chip):
+        if importlib.util.find_spec("libtpu") is None:
+            raise UserError(f"libtpu, the TPU compiler, is not installed; run {install_hint('tpu')} (no TPU needed)")
+        for variable, value in LIBTPU_ENVIRONMENT.items():
+            os.environ.setdefault(variable, value)
+        compiler, names, fraction = "libtpu", (described.name, "tpu"), 1.0
+        if math.prod(described.sides) == 1:  # libtpu assumes several chips per host unless this is set
+            options["chips_per_host_bounds"] = [1, 1, 1]
+        if described.chip.name == "v4":  # jax presents the two cores of a chip as one device
+            options["chip_config_name"] = "megacore"
+        if described.slices > 1:
+            options["num_slices"] = described.slices
+    else:
+        fraction = _memory_fraction()
+        if not any(importlib.util.find_spec(plugin) for plugin in PLUGINS):
+            raise UserError(
+                f"jax's CUDA plugin, which compiles for GPUs, is not installed; run {install_hint('gpu12')}, with gpu "
+                "in place of gpu12 for CUDA 13 (no GPU needed)"
+            )
+        compiler, names = "jax's CUDA plugin", ("", "cuda")  # the description of the GPU replaces its name
+        options["target_config"] = described.chip.target
+        # Slices x hosts of a slice x GPUs of a host.
+        options["topology"] = f"{described.slices}x1x{len(described.devices) // described.slices}"
+    # Imported here because the import is slow, loads the plugin's libraries, and makes libtpu write to standard error.
+    from jax.experimental import topologies
+
+    try:
+        opened = topologies.get_topology_desc(*names, **options)
+    except (RuntimeError, ValueError) as error:  # jax.errors.JaxRuntimeError is a RuntimeError
+        raise UserError(f"{compiler} refuses topology {described.name!r} ({first_line(error)})") from error
+    return dataclasses.replace(described, devices=tuple(opened.devices), memory_fraction=fraction)
 
 
 def parse(name: str, slices: int = 1) -> Topology:
@@ -280,97 +304,46 @@ def parse(name: str, slices: int = 1) -> Topology:
 
     TPUs are KIND:AxB or KIND:AxBxC in chips, or KIND-SIZE as clouds name them. GPUs are KIND, KIND:N, or KIND:NxHOSTS.
     """
-    gpus = re.fullmatch(r"(\w+)(?::(\d+)(?:x(\d+))?)?", name)
-    if gpus and gpus[1] in GPUS:
-        return _parse_gpus(name, GPUS[gpus[1]], int(gpus[2] or 1), int(gpus[3] or 1), slices)
-    found = re.fullmatch(r"(\w+)(?::(\d+(?:x\d+)+)|-(\d+))", name)
-    kind = ALIASES.get(found[1], found[1]) if found else ""
-    if found is None or kind not in CHIPS:
-        raise _unknown(name, f"use KIND:AxB, KIND-SIZE or KIND:N with KIND one of {', '.join([*CHIPS, *GPUS])}")
-    chip = CHIPS[kind]
-    shape = found[2] or _shape(name, chip, int(found[3]))
+
+    def unknown(reason: str) -> UserError:
+        return UserError(f"unknown topology {name!r}; {reason}. Examples: {EXAMPLES}")
+
+    match = re.fullmatch(r"(\w+)(?::(\d+)(?:x(\d+))?)?", name)
+    if match and match[1] in GPUS:
+        gpu, gpus, hosts = GPUS[match[1]], int(match[2] or 1), int(match[3] or 1)
+        if slices > 1:
+            raise UserError(f"--slices is for TPUs; write several hosts of GPUs as {gpu.name}:{LARGEST_HOST}x{slices}")
+        if not gpus or not hosts:
+            raise unknown("use KIND:N, or KIND:NxHOSTS for N GPUs in each of several hosts")
+        if gpus > LARGEST_HOST:
+            several = f"{gpu.name}:{LARGEST_HOST}x{-(-gpus // LARGEST_HOST) * hosts}"
+            raise unknown(f"a host has at most {LARGEST_HOST} GPUs; for more, use several hosts: {several}")
+        full_name = f"{gpu.name}:{gpus}" + (f"x{hosts}" if hosts > 1 else "")
+        return Topology(full_name, gpu, (None,) * (gpus * hosts), (), hosts)
+    match = re.fullmatch(r"(\w+)(?::(\d+(?:x\d+)+)|-(\d+))", name)
+    kind = ALIASES.get(match[1], match[1]) if match else ""
+    if match is None or kind not in CHIPS:
+        raise unknown(f"use KIND:AxB, KIND-SIZE or KIND:N with KIND one of {', '.join([*CHIPS, *GPUS])}")
+    chip, shape = CHIPS[kind], match[2]
+    if not shape:  # the slice is named by its size
+        shapes = {
+            chips * chip.named_cores: shape for chips, shape in SHAPES[chip.dimensions].items() if chips <= chip.largest
+        }
+        if int(match[3]) not in shapes:
+            sizes = ", ".join(map(str, shapes))
+            counted = "TensorCores, 2 in each chip" if chip.named_cores > 1 else "chips"
+            raise unknown(f"sizes of {kind} count {counted}: {sizes}; or write the shape, as in {kind}:AxB")
+        shape = shapes[int(match[3])]
     sides = tuple(int(side) for side in shape.split("x"))
     if len(sides) != chip.dimensions or not all(sides):
-        wanted = "x".join("ABC"[: chip.dimensions])
-        raise _unknown(name, f"{kind} has {chip.dimensions} axes ({kind}:{wanted})")
+        raise unknown(f"{kind} has {chip.dimensions} axes ({kind}:{'x'.join('ABC'[: chip.dimensions])})")
     if math.prod(sides) > chip.largest:
-        raise _unknown(name, f"a slice of {kind} has at most {chip.largest} chips; use --slices for more")
+        raise unknown(f"a slice of {kind} has at most {chip.largest} chips; use --slices for more")
     return Topology(f"{kind}:{shape}", chip, (), sides, slices)
 
 
-def _shape(name: str, chip: Chip, size: int) -> str:
-    """Returns the shape of a slice that a cloud names by its size."""
-    shapes = {chips: shape for chips, shape in SHAPES[chip.dimensions].items() if chips <= chip.largest}
-    if size % chip.named_cores or size // chip.named_cores not in shapes:
-        sizes = ", ".join(str(chips * chip.named_cores) for chips in shapes)
-        counted = "TensorCores, 2 in each chip" if chip.named_cores > 1 else "chips"
-        raise _unknown(
-            name, f"sizes of {chip.name} count {counted}: {sizes}; or write the shape, as in {chip.name}:AxB"
-        )
-    return shapes[size // chip.named_cores]
-
-
-def _parse_gpus(name: str, gpu: Gpu, gpus: int, hosts: int, slices: int) -> Topology:
-    if slices > 1:
-        raise UserError(f"--slices is for TPUs; write several hosts of GPUs as {gpu.name}:{LARGEST_HOST}x{slices}")
-    if not gpus or not hosts:
-        raise _unknown(name, "use KIND:N, or KIND:NxHOSTS for N GPUs in each of several hosts")
-    if gpus > LARGEST_HOST:
-        several = f"{gpu.name}:{LARGEST_HOST}x{-(-gpus // LARGEST_HOST) * hosts}"
-        raise _unknown(name, f"a host has at most {LARGEST_HOST} GPUs; for more, use several hosts: {several}")
-    return Topology(f"{gpu.name}:{gpus}" + (f"x{hosts}" if hosts > 1 else ""), gpu, (None,) * (gpus * hosts), (), hosts)
-
-
-def _unknown(name: str, reason: str) -> UserError:
-    return UserError(f"unknown topology {name!r}; {reason}. Examples: {EXAMPLES}")
-
-
-def _open_slices(described: Topology) -> Topology:
-    if importlib.util.find_spec("libtpu") is None:
-        raise UserError(f"libtpu, the TPU compiler, is not installed; run {install_hint('tpu')} (no TPU needed)")
-    for variable, value in LIBTPU_ENVIRONMENT.items():
-        os.environ.setdefault(variable, value)
-    # Imported here because the import is slow and makes libtpu write to standard error.
-    from jax.experimental import topologies
-
-    options: dict[str, Any] = {}
-    if math.prod(described.sides) == 1:  # libtpu assumes several chips per host unless this is set
-        options["chips_per_host_bounds"] = [1, 1, 1]
-    if described.chip.name == "v4":  # jax presents the two cores of a chip as one device
-        options["chip_config_name"] = "megacore"
-    if described.slices > 1:
-        options["num_slices"] = described.slices
-    try:
-        found = topologies.get_topology_desc(described.name, "tpu", **options)
-    except (jax.errors.JaxRuntimeError, ValueError, RuntimeError) as error:
-        raise UserError(f"libtpu refuses topology {described.name!r} ({_first_line(error)})") from error
-    return dataclasses.replace(described, devices=tuple(found.devices))
-
-
-def _open_gpus(described: Topology) -> Topology:
-    fraction = memory_fraction()
-    if not any(importlib.util.find_spec(plugin) for plugin in PLUGINS):
-        raise UserError(
-            f"jax's CUDA plugin, which compiles for GPUs, is not installed; run {install_hint('gpu12')}, with gpu in "
-            "place of gpu12 for CUDA 13 (no GPU needed)"
-        )
-    from jax.experimental import topologies  # here because it loads the plugin's libraries
-
-    assert isinstance(described.chip, Gpu)
-    # Slices x hosts of a slice x GPUs of a host; the description of the GPU replaces its name.
-    layout = f"{described.slices}x1x{len(described.devices) // described.slices}"
-    try:
-        found = topologies.get_topology_desc("", "cuda", target_config=described.chip.target, topology=layout)
-    except (RuntimeError, ValueError) as error:
-        raise UserError(f"jax's CUDA plugin refuses topology {described.name!r} ({_first_line(error)})") from error
-    return dataclasses.replace(described, devices=tuple(found.devices), memory_fraction=fraction)
-
-
-def memory_fraction() -> float:
-    """Returns the share of a GPU's memory that jax would give a program in this environment.
-
-    Raises UserError for a value that is no share.
-    """
+def _memory_fraction() -> float:
+    """The share of a GPU's memory that jax would give a program in this environment."""
     for variable in MEMORY_VARIABLES:
         if value := os.environ.get(variable):
             try:
@@ -381,7 +354,3 @@ def memory_fraction() -> float:
                 raise UserError(f"{variable} is {value!r}; use a share of the memory above 0 and up to 1, such as 0.9")
             return fraction
     return MEMORY_FRACTION
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from bert_jax.data.example import Batch
-from bert_jax.data.loader import EVALUATION_SEED, PretrainingLoader
+from bert_jax.data.loader import EVALUATION_SEED, DatasetLoader
 from bert_jax.data.manifest import read_unigram_counts
 from bert_jax.data.shards import open_dataset
 from bert_jax.interop.loaded_model import LoadedModel
@@ -75,8 +75,7 @@ def unigram_baseline(
         log_shares = np.log(counts / counts.sum())
     top = int(counts.argmax())
 
-    # Counts the labels at the masks of evaluation, which the loss then weighs.
-    loader = PretrainingLoader(dataset, vocabulary, batch_size=1, seed=EVALUATION_SEED)
+    loader = DatasetLoader(dataset, vocabulary, seed=EVALUATION_SEED)
     seen = np.zeros(vocabulary.vocab_size, np.int64)
     labels = np.zeros(2, np.int64)
     for batch in loader.evaluation_batches(256, max_rows):
@@ -119,7 +118,7 @@ def predict_masked_tokens(checkpoint: str | PurePath, shards: str | Path, count:
     vocabulary = loaded.vocabulary
     dataset = open_dataset(shards, "eval")
     rows = np.arange(min(count, dataset.rows))
-    batch = PretrainingLoader(dataset, vocabulary, batch_size=len(rows), seed=EVALUATION_SEED).batch(0)
+    batch = DatasetLoader(dataset, vocabulary, seed=EVALUATION_SEED).rows(rows)
     chosen = choose_masked_positions(batch, vocabulary)
     positions, labels = batch.masked_positions[rows, chosen].tolist(), batch.masked_ids[rows, chosen].tolist()
     masked_tokens = []

@@ -10,7 +10,7 @@ import jax
 
 from bert_jax.config import MeshConfig, PretrainConfig, TrainConfig
 from bert_jax.data.example import Batch
-from bert_jax.data.loader import PretrainingLoader, RowTable, SingleMasks, WordCounts, check_tokenizer, count_words
+from bert_jax.data.loader import DatasetLoader, SingleMasks, WordCounts, check_tokenizer, count_words
 from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel, part_of
@@ -40,8 +40,7 @@ def objective_metrics(loaded: LoadedModel, dataset: Dataset, config: TrainConfig
     The perplexities of its likelihoods (Objective.likelihoods) come last. Raises UserError if the model has no
     language-model head or a tokenizer other than that of the rows.
     """
-    size = sharding.whole_rows(config.batch_size, sharding.make_mesh(config.mesh))
-    loader = PretrainingLoader(dataset, loaded.vocabulary, batch_size=size, seed=0)
+    loader = DatasetLoader(dataset, loaded.vocabulary, seed=0)
     objective = _objective(loaded, dataset)
     metrics: dict[str, Any] = _measure(
         loaded, objective, config, lambda size, rows: loader.evaluation_batches(size, max_rows, rows)
@@ -55,7 +54,7 @@ def objective_metrics(loaded: LoadedModel, dataset: Dataset, config: TrainConfig
 
 
 def measure_pseudo_perplexity(
-    loaded: LoadedModel, dataset: RowTable, config: TrainConfig, max_rows: int = 0
+    loaded: LoadedModel, dataset: Dataset, config: TrainConfig, max_rows: int = 0
 ) -> dict[str, float | None]:
     """The pseudo-perplexity of a masked language model on the first max_rows rows (0: all).
 

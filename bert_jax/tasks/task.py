@@ -176,8 +176,8 @@ class Task(abc.ABC, Generic[Item, Rows]):
         """The JSON objects that bert-jax predict prints, one per item, in order.
 
         An object has `label` and `score`, its probability (for a regression: the number), or `words`, `tags`,
-        `entities`, `spans`, `answer` ... with `start` and `end`, characters of the raw text if the item has one. The command
-        prints `scores` (of all labels by name, or the best answers to a question) only on request.
+        `entities`, `spans`, `answer` ... with `start` and `end`, characters of the raw text if the item has one. The
+        command prints `scores` (of all labels by name, or the best answers to a question) only on request.
         """
 
     def default_metrics(self) -> tuple[str, ...]:

@@ -12,13 +12,13 @@ from streamed_outputs import served
 
 from bert_jax.commands import plan
 from bert_jax.config import DistillConfig, MeshConfig, ModelOptions, OptimizerConfig, PretrainConfig, PretrainDataConfig
-from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.phases import PhasedLoader
 from bert_jax.data.schedules import mask_rates
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.interop import export
 from bert_jax.planning.compile import AbstractStep, Memory, RowSpec, bytes_per_device, with_architecture
-from bert_jax.planning.estimate import Estimate, StepTime, document, notes, run_of
+from bert_jax.planning.estimate import Estimate, StepTime, document, notes, run_length
 from bert_jax.planning.program import Collective, Flops, count_flops
 from bert_jax.planning.topology import CHIPS, GIB, GPUS, Topology
 from bert_jax.reporting import page as pages
@@ -44,7 +44,7 @@ def test_rows_have_the_predictions_of_the_highest_mask_rate(shards_dir, rates):
     """Compares with the batches that the loader makes."""
     dataset = open_dataset(shards_dir, "train")
     read = mask_rates(rates.get("mask_rate"), rates.get("mask_schedule", {})) if rates else None
-    batch = PretrainingLoader(dataset, dataset.vocabulary(), batch_size=2, seed=0, rates=read).batch(0)
+    batch = PhasedLoader.single(dataset, dataset.vocabulary(), batch_size=2, seed=0, rates=read).batch(0)
 
     def predictions(**data) -> int:
         return RowSpec.of(PretrainConfig(data=PretrainDataConfig(**data, **rates)), None, None).predictions
@@ -106,14 +106,14 @@ def test_bytes_per_device_count_its_shards(step):
     ids=["steps", "tokens", "one more", "minutes", "less than the budget", "schedule", "phases", "no end"],
 )
 def test_the_run_is_as_long_as_the_configuration_says(step, changes, steps, rows):
-    found = run_of(dataclasses.replace(CONFIG, **changes), step.rows, 0.1)
+    found = run_length(dataclasses.replace(CONFIG, **changes), step.rows, 0.1)
     assert (found.steps, found.rows) == (steps, rows)
     assert found.hours == (None if rows is None else pytest.approx(rows / 64 * 0.1 / 3600))
 
 
 def test_tokens_of_a_run_are_counted_without_padding(step):
     half = dataclasses.replace(step.rows, filled=0.5)
-    assert run_of(dataclasses.replace(CONFIG, steps=0, tokens=4096e3), half, 0.1).steps == 2000
+    assert run_length(dataclasses.replace(CONFIG, steps=0, tokens=4096e3), half, 0.1).steps == 2000
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_tokens_without_padding_are_those_of_the_manifest(step, shards_dir, caps
     ("changes", "said"),
     [
         ({"batch_schedule": {0: 64, 100: 128}}, "hours scale with the rows of each step"),
-        ({"data": PretrainDataConfig(train="a", phases={9: "b"})}, "those of the first phase"),
+        ({"data": PretrainDataConfig(train="a", phases={9: "b"})}, "count the first phase only"),
     ],
 )
 def test_what_a_plan_leaves_out_is_noted(step, changes, said):

@@ -13,7 +13,7 @@ import tokenizer_kinds
 import unspaced_text
 
 from bert_jax.data.example import Rows
-from bert_jax.data.loader import EVALUATION_SEED, PretrainingLoader
+from bert_jax.data.loader import EVALUATION_SEED, DatasetLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.tokenization.tokenizer import load
 from data_prep.build import build
@@ -83,7 +83,7 @@ def test_reader_from_the_documentation_gives_the_loaders_batches(output: reader.
     manifest = output.manifest
     width, pack, most = manifest["seq_len"], manifest["pack"], manifest["masking"]["max_predictions"]
     dataset = open_dataset(output.directory, part)
-    loader = PretrainingLoader(dataset, dataset.vocabulary(), batch_size=1, seed=3)
+    loader = DatasetLoader(dataset, dataset.vocabulary(), seed=3)
     rows = list(output.rows(part))
     assert len(rows) == manifest["parts"][part]["rows"] == dataset.rows
     [batch] = loader.evaluation_batches(len(rows))

@@ -31,13 +31,14 @@ from masking_reference import (
     order_of,
     pack_rows,
     random_rows,
+    sequences,
     words_of,
 )
 from scipy import stats
 
 import bert_jax.lineage  # noqa: F401 (adds its encoders)
 from bert_jax.config import ModelConfig, PretrainConfig
-from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.loader import DatasetLoader
 from bert_jax.data.masking.rule import MaskingRule, ReplacementShares
 from bert_jax.data.masking.selection import RunLengths
 from bert_jax.data.shards import open_dataset
@@ -49,13 +50,6 @@ from data_prep.inspection import verify
 
 FALSE_ALARM = 1e-6
 ALL_MASKS = ReplacementShares(1.0, 0.0, 0.0)
-tokens = st.one_of(st.integers(FIRST_WHOLE, VOCABULARY - 1), st.integers(0, VOCABULARY - 1))
-sequences = st.builds(
-    lambda ids, share, key: Sequence(ids, max(1, round(share * len(ids))), key),
-    st.lists(tokens, min_size=1, max_size=30),
-    st.floats(0, 1),
-    st.integers(0, WORD - 1),
-)
 
 
 class Infilled(NamedTuple):
@@ -130,7 +124,7 @@ def infilled(sequence: Sequence, rule: MaskingRule, seed: int, epoch: int) -> In
 
 @hypothesis.settings(max_examples=120, deadline=None)
 @hypothesis.given(
-    packed=st.lists(st.lists(sequences, max_size=4), min_size=1, max_size=4),
+    packed=st.lists(st.lists(sequences(30), max_size=4), min_size=1, max_size=4),
     room=st.integers(0, 9),
     rate=st.floats(0.01, 1),
     seed=st.integers(0, 2**63),
@@ -234,7 +228,7 @@ def test_shards_verify_and_their_batches_are_shorter(corpus: Path, vocab_dir: Pa
     assert manifest["counts"]["documents"] == 120
     dataset = open_dataset(tmp_path / "one", "train")
     vocabulary = dataset.vocabulary()
-    loader = PretrainingLoader(dataset, vocabulary, batch_size=64, seed=manifest["seed"])
+    loader = DatasetLoader(dataset, vocabulary, seed=manifest["seed"])
     batches = list(loader.evaluation_batches(64))
     rows = dataset.gather(np.arange(dataset.rows))
     positions = sum(int((batch.sequence_ids > 0).sum()) for batch in batches)

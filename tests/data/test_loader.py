@@ -5,52 +5,39 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from row_tables import CLS, WORDS, Facts, Table, packed_rows
+from streamed_outputs import assert_rows_equal, joined, originals, picked, texts
 
-from bert_jax.data import loader, shards
+from bert_jax.data import loader
 from bert_jax.data.example import Batch, Rows, max_predictions
-from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.loader import DatasetLoader
 from bert_jax.data.masking.masker import Masker
 from bert_jax.data.masking.rule import MaskingRule, ReplacementShares
-from bert_jax.data.schedules import mask_rates
+from bert_jax.data.phases import PhasedLoader
+from bert_jax.data.schedules import StepSchedule, mask_rates
+from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.errors import UserError
 
 
-def make(rows: Rows, batch_size: int = 8, seed: int = 7) -> PretrainingLoader:
-    return PretrainingLoader(Table(rows), Facts(), batch_size=batch_size, seed=seed)
+def make(
+    rows: Rows, batch_size: int = 8, seed: int = 7, rule: MaskingRule = WORDS, rates: StepSchedule[float] | None = None
+) -> PhasedLoader:
+    table = Table(rows, rows.masked_ids is not None, rule)
+    return PhasedLoader.single(table, Facts(), batch_size=batch_size, seed=seed, rates=rates)
 
 
-def assert_equal(left: Batch, right: Batch) -> None:
-    for name, a, b in zip(Batch._fields, left, right, strict=True):
-        np.testing.assert_array_equal(a, b, err_msg=name)
-
-
-def each(function: Callable[[np.ndarray], np.ndarray], batch: Batch) -> Batch:
-    """The function of every field that is there."""
-    return Batch(*(None if field is None else function(field) for field in batch))
-
-
-def join(batches: list[Batch]) -> Batch:
-    return Batch(*(None if fields[0] is None else np.concatenate(fields) for fields in zip(*batches, strict=True)))
-
-
-def truth(batch: Batch) -> np.ndarray:
-    """The ids of a batch before masking."""
-    ids = batch.input_ids.copy()
-    row, column = np.nonzero(batch.masked_weights)
-    ids[row, batch.masked_positions[row, column]] = batch.masked_ids[row, column]
-    return ids
+def evaluated(stored: Rows, *options: object, seed: int = 7, **others: object) -> list[Batch]:
+    return list(DatasetLoader(Table(stored), Facts(), seed=seed).evaluation_batches(*options, **others))
 
 
 def row_numbers(batch: Batch, rows: Rows) -> list[int]:
     """The rows of a batch, identified by their ids."""
     known = {ids.astype(np.int32).tobytes(): number for number, ids in enumerate(rows.input_ids)}
-    return [known[ids.tobytes()] for ids in truth(batch)]
+    return [known[text] for text in texts(batch)]
 
 
 def test_fields_are_the_batch_of_the_design():
@@ -67,7 +54,7 @@ def test_fields_are_the_batch_of_the_design():
 @pytest.mark.parametrize("pack", [1, 3])
 def test_layout_spells_out_the_lengths(pack):
     rows = packed_rows(24, pack=pack)
-    where = loader.token_layout(rows)
+    layout = loader.token_layout(rows)
     for row in range(24):
         sequence_ids, segment_ids, positions, starts = [], [], [], []
         for s, (length, first) in enumerate(
@@ -78,15 +65,15 @@ def test_layout_spells_out_the_lengths(pack):
             segment_ids += [0] * int(first) + [1] * int(length - first)
             positions += range(length)
         padding = [0] * (40 - len(positions))
-        assert where.sequence_ids[row].tolist() == sequence_ids + padding
-        assert where.segment_ids[row].tolist() == segment_ids + padding
-        assert where.positions[row].tolist() == positions + padding
-        assert where.cls_positions[row].tolist() == starts
+        assert layout.sequence_ids[row].tolist() == sequence_ids + padding
+        assert layout.segment_ids[row].tolist() == segment_ids + padding
+        assert layout.positions[row].tolist() == positions + padding
+        assert layout.cls_positions[row].tolist() == starts
 
 
 def test_labels_weigh_where_there_is_one():
     rows = packed_rows(30)
-    held_out = next(make(rows).evaluation_batches(30))
+    [held_out] = evaluated(rows, 30)
     present = rows.sequence_lengths > 0
     np.testing.assert_array_equal(held_out.next_sentence_weight, (rows.next_sentence_labels >= 0) & present)
     np.testing.assert_array_equal(held_out.next_sentence_label, np.maximum(rows.next_sentence_labels, 0))
@@ -126,7 +113,7 @@ def test_a_batch_larger_than_the_dataset_wraps_around():
 def test_global_rows_do_not_depend_on_the_batch_size():
     rows = packed_rows(30)
     small = [make(rows, batch_size=4).batch(step) for step in range(10)]
-    assert_equal(make(rows, batch_size=40).batch(0), join(small))
+    assert_rows_equal(make(rows, batch_size=40).batch(0), joined(small))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +123,7 @@ def test_rows_that_are_picked_are_those_of_the_batch(rows):
     batches = make(packed_rows(30))
     for step in (0, 3):
         whole = batches.batch(step)
-        assert_equal(batches.batch(step, rows), each(lambda field: field[rows], whole))
+        assert_rows_equal(batches.batch(step, rows), picked(whole, rows))
 
 
 def test_batches_do_not_depend_on_what_was_read_before():
@@ -144,7 +131,7 @@ def test_batches_do_not_depend_on_what_was_read_before():
     used = make(rows)
     for step in (5, 2, 9):
         used.batch(step)
-    assert_equal(used.batch(4), make(rows).batch(4))
+    assert_rows_equal(used.batch(4), make(rows).batch(4))
 
 
 def test_seeds_change_rows_and_masks():
@@ -152,17 +139,16 @@ def test_seeds_change_rows_and_masks():
     assert row_numbers(make(rows, seed=1).batch(0), rows) != row_numbers(make(rows, seed=2).batch(0), rows)
 
 
-def test_a_fingerprint_is_of_the_data_and_not_of_the_configuration():
-    rows = packed_rows(30)
-    assert {make(rows, size, seed).fingerprint for size in (4, 8) for seed in (1, 2)} == {make(rows).fingerprint}
-
-
 def test_a_fingerprint_depends_on_the_masks():
+    """And on the data, but not on the configuration."""
     rows = packed_rows(30)
 
-    def fingerprint(rule: MaskingRule) -> str:
-        return PretrainingLoader(Table(rows, False, rule), Facts(), batch_size=8, seed=7).fingerprint
+    def fingerprint(rule: MaskingRule, batch_size: int = 8, seed: int = 7) -> str:
+        [(key, value)] = make(rows, batch_size, seed, rule).fingerprints.items()
+        assert key == "data.train"
+        return value
 
+    assert fingerprint(WORDS, 4, 1) == fingerprint(WORDS)
     rules = [WORDS, MaskingRule("span"), MaskingRule("word", 0.2), MaskingRule("word", random="unigram")]
     rules += [MaskingRule("word", split=ReplacementShares(0.5, 0.4, 0.1))]
     assert len(set(map(fingerprint, rules))) == len(rules)
@@ -181,18 +167,16 @@ def test_static_rows_are_passed_on(rule):
         masked_ids=masked.ids.astype(np.uint16),
         masked_counts=masked.counts.astype(np.uint16),
     )
-    stored = PretrainingLoader(Table(static, True, rule), Facts(), batch_size=8, seed=7)
-    drawn = PretrainingLoader(Table(rows, False, rule), Facts(), batch_size=8, seed=7)
+    stored, drawn = make(static, rule=rule), make(rows, rule=rule)
     for step in range(3):  # epoch 0: what dynamic masking gives there
-        assert_equal(stored.batch(step), drawn.batch(step))
+        assert_rows_equal(stored.batch(step), drawn.batch(step))
     assert (stored.batch(0).span_left is not None) == (rule.unit == "span")
 
 
 def test_spans_come_with_their_borders():
     rows = packed_rows(30)
-    batches = PretrainingLoader(Table(rows, False, MaskingRule("span", 0.3)), Facts(), batch_size=8, seed=7)
-    batch = batches.batch(0)
-    ids = truth(batch)
+    batch = make(rows, rule=MaskingRule("span", 0.3)).batch(0)
+    ids = originals(batch)
     row, column = np.nonzero(batch.masked_weights)
     here = batch.masked_positions[row, column]
     left, right = batch.span_left[row, column], batch.span_right[row, column]
@@ -206,43 +190,35 @@ def test_spans_come_with_their_borders():
         assert not field[batch.masked_weights == 0].any()
 
 
-def test_a_schedule_sets_the_rate_of_each_step():
+@pytest.mark.parametrize(
+    ("rates", "wanted"),
+    [
+        (mask_rates(None, {0: 0.3, 3: 0.1}), [0.3, 0.3, 0.3, 0.1, 0.1, 0.1]),
+        (mask_rates(None, {0: 0.3, 7: 0.1}, "linear"), np.interp(range(9), [0, 7], [0.3, 0.1]).tolist()),
+    ],
+)
+def test_a_schedule_sets_the_rate_of_each_step(rates, wanted):
+    """The rows of a step are those of a loader whose constant rate is the step's; M holds the highest."""
     rows = packed_rows(30)
-    rates = mask_rates(None, {0: 0.3, 3: 0.1})
-    scheduled = PretrainingLoader(Table(rows), Facts(), batch_size=8, seed=7, rates=rates)
-    for step in range(6):
-        rule = MaskingRule("word", 0.3 if step < 3 else 0.1)
-        constant = PretrainingLoader(Table(rows, False, rule), Facts(), batch_size=8, seed=7).batch(step)
+    scheduled = make(rows, rates=rates)
+    for step, rate in enumerate(wanted):
+        constant = make(rows, rule=MaskingRule("word", rate)).batch(step)
         batch = scheduled.batch(step)
         width = constant.masked_ids.shape[1]
         np.testing.assert_array_equal(batch.input_ids, constant.input_ids)
         assert batch.masked_ids.shape[1] == max_predictions(40, 3, 0.3), "M changes with the step"
         np.testing.assert_array_equal(batch.masked_positions[:, :width], constant.masked_positions)
-        assert not batch.masked_weights[:, width:].any()
-    for mine, wanted in zip(scheduled.evaluation_batches(8), make(rows).evaluation_batches(8), strict=True):
-        assert_equal(mine, wanted)
-
-
-def test_a_linear_schedule_masks_each_step_at_its_own_rate():
-    """The rows of a step are those of a loader whose constant rate is the interpolated one; M holds the highest."""
-    rows = packed_rows(30)
-    rates = mask_rates(None, {0: 0.3, 7: 0.1}, shape="linear")
-    scheduled = PretrainingLoader(Table(rows), Facts(), batch_size=8, seed=7, rates=rates)
-    for step in range(9):
-        rule = MaskingRule("word", float(np.interp(step, [0, 7], [0.3, 0.1])))
-        constant = PretrainingLoader(Table(rows, False, rule), Facts(), batch_size=8, seed=7).batch(step)
-        batch = scheduled.batch(step)
-        width = constant.masked_ids.shape[1]
-        np.testing.assert_array_equal(batch.input_ids, constant.input_ids)
         np.testing.assert_array_equal(batch.masked_ids[:, :width], constant.masked_ids)
-        assert batch.masked_ids.shape[1] == max_predictions(40, 3, 0.3)
         assert not batch.masked_weights[:, width:].any()
+    held_out = DatasetLoader(Table(rows), Facts(), seed=7, rates=rates).evaluation_batches(8)
+    for mine, plain in zip(held_out, evaluated(rows, 8), strict=True):
+        assert_rows_equal(mine, plain)
 
 
 def test_static_rows_take_no_other_rate():
     static = packed_rows(3)
     with pytest.raises(UserError, match="static, with the rate of build_examples"):
-        PretrainingLoader(Table(static, static=True), Facts(), batch_size=1, seed=0, rates=mask_rates(None, {0: 0.3}))
+        DatasetLoader(Table(static, static=True), Facts(), seed=0, rates=mask_rates(None, {0: 0.3}))
 
 
 def test_steps_made_together_are_those_made_alone():
@@ -251,7 +227,7 @@ def test_steps_made_together_are_those_made_alone():
     for order in ([*range(9)], [4, 5, 6, 2, 3], [0, 0, 1, 1, 2]):
         for step in order:
             for part in (slice(0, 8), slice(2, 5), slice(3, 3)):
-                assert_equal(together.batch(step, part), each(lambda field, p=part: field[p], make(rows).batch(step)))
+                assert_rows_equal(together.batch(step, part), picked(make(rows).batch(step), part))
 
 
 def test_batches_cannot_be_written_to():
@@ -261,43 +237,34 @@ def test_batches_cannot_be_written_to():
 
 def test_evaluation_reads_each_row_once_in_order():
     rows = packed_rows(30)
-    held_out = list(make(rows).evaluation_batches(8))
+    held_out = evaluated(rows, 8)
     assert [len(batch.input_ids) for batch in held_out] == [8] * 4
-    joined = join(held_out)
-    assert row_numbers(each(lambda field: field[:30], joined), rows) == list(range(30))
-    assert all(not field[30:].any() for field in joined if field is not None), "fillers are not zero"
-    limited = list(make(rows).evaluation_batches(8, max_rows=10))
-    assert_equal(limited[0], held_out[0])
+    whole = joined(held_out)
+    assert row_numbers(picked(whole, slice(0, 30)), rows) == list(range(30))
+    assert all(not field[30:].any() for field in whole if field is not None), "fillers are not zero"
+    limited = evaluated(rows, 8, max_rows=10)
+    assert_rows_equal(limited[0], held_out[0])
     assert [int(batch.sequence_ids.any(axis=1).sum()) for batch in limited] == [8, 2]
 
 
-def test_processes_evaluate_the_rows_that_one_would():
+def test_processes_evaluate_the_rows_that_one_would_with_masks_of_no_seed():
     rows = packed_rows(30)
-    whole = list(make(rows).evaluation_batches(16))
+    whole = evaluated(rows, 16)
     for part in (slice(0, 8), slice(8, 16), np.array([3, 4, 12, 15]), slice(15, 16)):  # of the last: a filler
-        for mine, batch in zip(make(rows).evaluation_batches(16, rows=part), whole, strict=True):
-            assert_equal(mine, each(lambda field, p=part: field[p], batch))
-
-
-def test_evaluation_masks_depend_on_no_seed():
-    rows = packed_rows(30)
-    for left, right in zip(
-        make(rows, 4, seed=1).evaluation_batches(16), make(rows, 9, seed=2).evaluation_batches(16), strict=True
-    ):
-        assert_equal(left, right)
+        for mine, batch in zip(evaluated(rows, 16, rows=part, seed=2), whole, strict=True):
+            assert_rows_equal(mine, picked(batch, part))
 
 
 def test_errors_of_the_user_are_reported():
     rows = packed_rows(3)
     for size in (0, -4):
-        with pytest.raises(UserError, match=f"batch_size is {size}"):
-            make(rows, batch_size=size)
-        with pytest.raises(UserError, match=f"batch_size is {size}"):
-            next(make(rows).evaluation_batches(size))
+        for read in (make, evaluated):
+            with pytest.raises(UserError, match=f"batch_size is {size}"):
+                read(rows, size)
     other = Facts()
     other.content_hash = "0" * 64
     with pytest.raises(UserError, match=r"tokenizer \(hash 0+\) differs.*shards in DIR \(hash f+\)\. Use DIR"):
-        PretrainingLoader(Table(rows), other, batch_size=1, seed=0)
+        DatasetLoader(Table(rows), other, seed=0)
     with pytest.raises(ValueError, match="step -1"):
         make(rows).batch(-1)
 
@@ -322,9 +289,9 @@ def test_ten_thousand_shards_are_read_with_few_open_files(shards_dir, tmp_path):
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
         "import numpy as np\n"
         "from bert_jax.data import shards\n"
-        "from bert_jax.data.loader import PretrainingLoader\n"
+        "from bert_jax.data.phases import PhasedLoader\n"
         f"dataset = shards.open_dataset({str(tmp_path)!r}, 'train')\n"
-        "PretrainingLoader(dataset, dataset.vocabulary(), batch_size=256, seed=3).batch(0)\n"
+        "PhasedLoader.single(dataset, dataset.vocabulary(), batch_size=256, seed=3).batch(0)\n"
         f"starts = np.arange({count}) * (dataset.rows // {count})\n"
         "rows = dataset.gather(starts)\n"
         "assert (rows.input_ids == rows.input_ids[0]).all()\n"
@@ -336,34 +303,38 @@ def test_ten_thousand_shards_are_read_with_few_open_files(shards_dir, tmp_path):
 
 
 @pytest.fixture
-def written(shards_dir: Path) -> PretrainingLoader:
-    dataset = shards.open_dataset(shards_dir, "train")
-    return PretrainingLoader(dataset, dataset.vocabulary(), batch_size=32, seed=3)
+def dataset(shards_dir: Path) -> Dataset:
+    return open_dataset(shards_dir, "train")
 
 
-def test_written_rows_are_read_masked_and_whole(written):
-    dataset, tokenizer = written.dataset, written.dataset.vocabulary()
+@pytest.fixture
+def written(dataset: Dataset) -> PhasedLoader:
+    return PhasedLoader.single(dataset, dataset.vocabulary(), batch_size=32, seed=3)
+
+
+def test_written_rows_are_read_masked_and_whole(dataset, written):
+    tokenizer = dataset.vocabulary()
     steps = -(-dataset.rows // 32)
     batches = [written.batch(step) for step in range(steps)]
-    joined = each(lambda field: field[: dataset.rows], join(batches))
+    read = picked(joined(batches), slice(0, dataset.rows))
     original = dataset.gather(np.arange(dataset.rows))
-    assert sorted(map(bytes, truth(joined))) == sorted(map(bytes, original.input_ids.astype(np.int32)))
-    real = joined.masked_weights > 0
+    assert sorted(map(bytes, originals(read))) == sorted(map(bytes, original.input_ids.astype(np.int32)))
+    real = read.masked_weights > 0
     assert real.any(axis=1).all(), "a row without a prediction"
-    assert not np.isin(joined.masked_ids[real], tokenizer.special_ids).any()
-    share = real.sum() / (joined.sequence_ids > 0).sum()
+    assert not np.isin(read.masked_ids[real], tokenizer.special_ids).any()
+    share = real.sum() / (read.sequence_ids > 0).sum()
     assert abs(share - 0.15) < 0.02  # rounding in rows of at most 64 positions, and words too long for what is left
-    np.testing.assert_array_equal(joined.input_ids == tokenizer.pad_id, joined.sequence_ids == 0)
-    assert set(joined.next_sentence_label[:, 0].tolist()) == {0, 1} and joined.next_sentence_weight.all()
+    np.testing.assert_array_equal(read.input_ids == tokenizer.pad_id, read.sequence_ids == 0)
+    assert set(read.next_sentence_label[:, 0].tolist()) == {0, 1} and read.next_sentence_weight.all()
 
 
 def test_another_process_reads_the_same_batches(written, shards_dir):
     program = (
         "import hashlib\n"
         "from bert_jax.data import shards\n"
-        "from bert_jax.data.loader import PretrainingLoader\n"
+        "from bert_jax.data.phases import PhasedLoader\n"
         f"dataset = shards.open_dataset({str(shards_dir)!r}, 'train')\n"
-        "batch = PretrainingLoader(dataset, dataset.vocabulary(), batch_size=32, seed=3).batch(11)\n"
+        "batch = PhasedLoader.single(dataset, dataset.vocabulary(), batch_size=32, seed=3).batch(11)\n"
         "print(hashlib.sha256(b''.join(field.tobytes() for field in batch[:10])).hexdigest())\n"
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()

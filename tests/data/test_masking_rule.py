@@ -69,16 +69,26 @@ def test_a_rule_survives_the_manifest():
     assert MaskingRule.from_manifest(json.loads(json.dumps(rule.to_manifest()))) == rule
 
 
-@pytest.mark.parametrize("damage", [{"split": [0.8, 0.2]}, {"span_max": 0}])
-def test_a_damaged_manifest_is_refused(damage):
-    with pytest.raises(UserError, match=next(iter(damage))):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"split": [0.8, 0.2]}, r"masking\.split is \[0\.8, 0\.2\]"),
+        ({"split": [0.8, 0.1, 0.2]}, "three shares that sum to 1"),
+        ({"split": [1.1, -0.1, 0.0]}, "three shares that sum to 1"),
+        ({"split": [0.0, 0.0, 0.0]}, "three shares that sum to 1"),
+        ({"split": [float("nan"), 0.5, 0.5]}, "three shares that sum to 1"),
+        ({"span_max": 0}, "span_max"),
+        ({"unit": "sentence"}, "unknown masking unit 'sentence'; choose from token, word, ngram, span"),
+        ({"rate": 0.0}, "mask rate"),
+        ({"rate": -0.1}, "mask rate"),
+        ({"rate": 1.5}, "mask rate"),
+        ({"reorder_rate": 0.1}, "0 with unit span"),
+        ({"unit": "word", "reorder_rate": 1.1}, "a share from 0 to 1"),
+    ],
+)
+def test_an_invalid_rule_is_refused(damage, message):
+    with pytest.raises(UserError, match=message):
         MaskingRule.from_manifest(MaskingRule("span").to_manifest() | damage)
-
-
-@pytest.mark.parametrize("split", [(0.8, 0.1, 0.2), (1.1, -0.1, 0.0), (0.0, 0.0, 0.0), (float("nan"), 0.5, 0.5)])
-def test_shares_that_do_not_sum_to_one_are_refused(split):
-    with pytest.raises(UserError, match="three shares that sum to 1"):
-        MaskingRule(split=ReplacementShares(*split))
 
 
 @pytest.mark.parametrize("unit", ["token", "span"])

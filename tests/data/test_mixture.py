@@ -8,24 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dying_loader import DyingLoader, Killed
+from dying_loader import assert_equal_after_kills
 from hypothesis import given
 from hypothesis import strategies as st
-from streamed_outputs import assert_rows_equal, assert_same_parameters, edited
+from streamed_outputs import assert_rows_equal, edited, joined, picked, texts
 from tiny_runs import RECIPE, TINY
 
-from bert_jax import pretraining
 from bert_jax.commands import pretrain
 from bert_jax.config import CheckpointConfig, PretrainConfig, PretrainDataConfig
 from bert_jax.data.example import Batch
-from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.mixture import (
     LaneShares,
     Mixture,
     MixtureSpec,
     NamedFolder,
     RowShares,
-    check_sources,
     read_mixture,
 )
 from bert_jax.data.phases import PhasedLoader, open_held_out, open_phases
@@ -87,32 +84,16 @@ def loader_of(mixture: dict, phases: dict | None = None, schedule: dict[int, int
 RAMP = {0: 5, 4: 60, 11: 40}
 
 
-def originals(batch: Batch) -> list[bytes]:
-    """The ids of each row before masking, which identify it."""
-    ids = batch.input_ids.copy()
-    row, column = np.nonzero(batch.masked_weights)
-    ids[row, batch.masked_positions[row, column]] = batch.masked_ids[row, column]
-    return [one.tobytes() for one in ids]
-
-
-def joined(batches: list[Batch]) -> Batch:
-    return Batch(*(None if fields[0] is None else np.concatenate(fields) for fields in zip(*batches, strict=True)))
-
-
-def picked(batch: Batch, rows: list[int]) -> Batch:
-    return Batch(*(field if field is None else field[rows] for field in batch))
-
-
 def alone(dataset: Dataset, rows: int) -> Batch:
     """The first rows that a run on one data set reads."""
-    return PretrainingLoader(dataset, dataset.vocabulary(), batch_size=rows, seed=3).batch(0)
+    return PhasedLoader.single(dataset, dataset.vocabulary(), batch_size=rows, seed=3).batch(0)
 
 
 @pytest.fixture(scope="module")
 def owners(folders) -> dict[bytes, str]:
     """The source of each row by its text."""
     datasets = {name: open_dataset(folder, "train") for name, folder in folders.items()}
-    found = {text: name for name, each in datasets.items() for text in originals(alone(each, each.rows))}
+    found = {text: name for name, each in datasets.items() for text in texts(alone(each, each.rows))}
     assert len(found) == sum(each.rows for each in datasets.values()), "two rows have the same text"
     return found
 
@@ -121,15 +102,15 @@ def test_each_source_is_read_as_a_run_on_it_alone_reads_it(folders, owners):
     """Across batch sizes and phases; rows are assigned to sources by their text."""
     loader = loader_of(three(folders), later_phases(folders), RAMP)
     everything = joined([loader.batch(step) for step in range(STEPS)])
-    texts = originals(everything)
+    read = texts(everything)
     for name, folder in folders.items():
         dataset = open_dataset(folder, "train")
-        mine = [row for row, text in enumerate(texts) if owners[text] == name]
+        mine = [row for row, text in enumerate(read) if owners[text] == name]
         assert len(mine) > dataset.rows, "no epoch ends within the test"
         assert_rows_equal(picked(everything, mine), alone(dataset, len(mine)))
         for epoch in range(len(mine) // dataset.rows):
-            read = {texts[row] for row in mine[epoch * dataset.rows : (epoch + 1) * dataset.rows]}
-            assert len(read) == dataset.rows, f"epoch {epoch} repeats a row"
+            epoch_texts = {read[row] for row in mine[epoch * dataset.rows : (epoch + 1) * dataset.rows]}
+            assert len(epoch_texts) == dataset.rows, f"epoch {epoch} repeats a row"
 
 
 def test_a_restart_at_any_step_and_any_part_of_a_batch_read_the_same_rows(folders):
@@ -149,7 +130,7 @@ def test_a_restart_at_any_step_and_any_part_of_a_batch_read_the_same_rows(folder
 def test_every_batch_has_the_shares_and_neither_order_nor_names_change_it(folders, owners):
     loader = loader_of(three(folders), schedule={0: 20})
     for step in range(12):
-        found = [owners[text] for text in originals(loader.batch(step))]
+        found = [owners[text] for text in texts(loader.batch(step))]
         assert [found.count(name) for name in NAMES] == [10, 6, 4]
     other = loader_of(sources(folders, c=("small", 2), a=("large", 5), b=("middle", 3)), schedule={0: 20})
     assert_rows_equal(other.batch(7), loader.batch(7))
@@ -181,7 +162,7 @@ def test_epochs_and_tokens_before_a_step_count_the_rows_of_all_phases(folders, o
         epochs = {shown: read[name] / datasets[name].rows for shown, name in names.items()}
         assert loader.epochs_before(step) == pytest.approx(epochs)
         assert loader.tokens_before(step) == pytest.approx(tokens)
-        for text in originals(loader.batch(step)):
+        for text in texts(loader.batch(step)):
             read[owners[text]] += 1
             counts = datasets[owners[text]].manifest["parts"]["train"]
             tokens += counts["tokens"] / counts["rows"]
@@ -252,9 +233,9 @@ def test_sources_that_do_not_fit_into_one_batch_are_refused_in_one_line(folders,
 def test_sources_mix_whether_or_not_their_text_has_scripts_without_spaces(folders, tmp_path):
     marked = edited(folders["large"], tmp_path / "marked", masking={"unit": "word", "words": "scripts"})
     plain = edited(folders["small"], tmp_path / "plain", masking={"unit": "word"})
-    check_sources(["marked", "plain"], [open_dataset(one, "train") for one in (marked, plain)], "data.mixture")
-    same = [edited(one, tmp_path / one.name.upper(), masking={"unit": "token"}) for one in (marked, plain)]
-    check_sources(["marked", "plain"], [open_dataset(one, "train") for one in same], "data.mixture")
+    tokens = [edited(one, tmp_path / one.name.upper(), masking={"unit": "token"}) for one in (marked, plain)]
+    for one, two in ((marked, plain), tokens):
+        assert len(open_phases(PretrainDataConfig(mixture=f"a={one}:0.5,b={two}:0.5"))[0].mixture.sources) == 2
 
 
 @pytest.mark.parametrize(
@@ -299,8 +280,6 @@ def test_a_mistake_around_a_mixture_is_refused_in_one_line(folders, tmp_path, ov
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_run_on_a_mixture_logs_its_sources_and_ends_bit_equal_after_kills(folders, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pretraining, "PhasedLoader", DyingLoader)
-
     def train(name: str, **shares: float) -> dict:
         pace = ("steps=16", "log_every=1", "checkpoint.every_steps=3", "eval.every_steps=8", "batch_size=16")
         flags = [f"--config={RECIPE}", f"--workdir={tmp_path / name}", *TINY, *(f"--config.{one}" for one in pace)]
@@ -309,15 +288,8 @@ def test_a_run_on_a_mixture_logs_its_sources_and_ends_bit_equal_after_kills(fold
         pretrain.main([*flags, *mixed, "--config.checkpoint.best=eval_one/mlm_loss"])
         return json.loads((tmp_path / name / "result.json").read_text())
 
-    whole = train("whole")
+    whole = assert_equal_after_kills(train, (5, 11), tmp_path, monkeypatch)
     assert "data.mixture, shares of the rows, and epochs until step 9: one 50.00%" in capsys.readouterr().err
-    for end in (5, 11):
-        monkeypatch.setattr(DyingLoader, "end", end)
-        with pytest.raises(Killed):
-            train("killed")
-    monkeypatch.setattr(DyingLoader, "end", -1)
-    assert {**train("killed"), "seconds": 0} == {**whole, "seconds": 0}
-    assert_same_parameters(tmp_path / "whole", tmp_path / "killed")
 
     lines = metrics.read_metrics(tmp_path / "whole")
     large = open_dataset(folders["large"], "train").rows

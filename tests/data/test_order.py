@@ -27,14 +27,6 @@ def test_points_depend_on_no_other_point():
     np.testing.assert_array_equal(order.permute(some, 1000, 3), whole[some])
 
 
-def test_a_key_for_each_point():
-    keys = np.array([3, 4, 3, 4], np.uint64)
-    points = np.array([10, 10, 11, 11])
-    mixed = order.permute(points, 1000, keys)
-    for key in (3, 4):
-        np.testing.assert_array_equal(mixed[keys == key], order.permute(points[keys == key], 1000, key))
-
-
 def test_huge_sizes_stay_in_range():
     for size in (2**40 + 1, 2**62):
         image = order.permute(np.array([0, 1, size - 1]), size, 1)
@@ -84,13 +76,14 @@ def test_below_is_even():
     assert stats.chisquare(np.bincount(order.bounded(words, 100), minlength=100)).pvalue > FALSE_ALARM
 
 
-def test_a_size_for_each_point():
-    sizes = np.array([97, 1000, 97, 1, 1000])
-    points = np.array([10, 10, 96, 0, 999])
-    mixed = order.permute(points, sizes, 3)
-    for size in (1, 97, 1000):
-        some = sizes == size
-        np.testing.assert_array_equal(mixed[some], order.permute(points[some], size, 3))
+def test_keys_and_sizes_may_differ_from_point_to_point():
+    points, sizes = np.array([10, 10, 96, 0, 999]), np.array([97, 1000, 97, 1, 1000])
+    keys = np.array([3, 4, 3, 4, 3], np.uint64)
+    for own_sizes, own_keys in ((sizes, np.full(5, 3, np.uint64)), (np.full(5, 1000), keys), (sizes, keys)):
+        mixed = order.permute(points, own_sizes, own_keys)
+        for point in range(5):
+            [alone] = order.permute(points[[point]], int(own_sizes[point]), int(own_keys[point]))
+            assert mixed[point] == alone
     with pytest.raises(ValueError, match=r"must be in \[0, 1000\)"):
         order.permute(np.array([97, 97]), np.array([1000, 97]), 3)
 

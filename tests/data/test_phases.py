@@ -9,15 +9,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from dying_loader import DyingLoader, Killed
-from streamed_outputs import assert_rows_equal, assert_same_parameters, edited
+from dying_loader import assert_equal_after_kills
+from streamed_outputs import assert_rows_equal, edited, joined, picked
 from tiny_runs import RECIPE, ROOT, TINY, environment
 
-from bert_jax import pretraining
 from bert_jax.commands import pretrain
 from bert_jax.config import CheckpointConfig, MeshConfig, PretrainConfig, PretrainDataConfig
 from bert_jax.data.example import Batch
-from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.mixture import Mixture
 from bert_jax.data.phases import Phase, PhasedLoader, open_held_out, open_phases
 from bert_jax.data.schedules import batch_schedule
@@ -58,9 +56,8 @@ def test_each_data_set_is_read_in_order_across_batch_sizes_and_phases(phased, sh
         dataset = open_dataset(shards_dir, part)
         rows = sum(len(batch.input_ids) for batch in read[number])
         assert part == "train" or rows > dataset.rows, "no epoch ends within the test"
-        whole = PretrainingLoader(dataset, dataset.vocabulary(), batch_size=rows, seed=3).batch(0)
-        fields = zip(*read[number], strict=True)
-        assert_rows_equal(Batch(*(None if f[0] is None else np.concatenate(f) for f in fields)), whole)
+        whole = PhasedLoader.single(dataset, dataset.vocabulary(), batch_size=rows, seed=3).batch(0)
+        assert_rows_equal(joined(read[number]), whole)
 
 
 def test_a_restart_at_any_step_reads_the_same_batches(phased):
@@ -70,9 +67,7 @@ def test_a_restart_at_any_step_reads_the_same_batches(phased):
         again = phased()
         for step in range(start, min(start + 4, STEPS)):
             assert_rows_equal(again.batch(step), batches[step])
-            assert_rows_equal(
-                again.batch(step, slice(1, 3)), Batch(*(f if f is None else f[1:3] for f in batches[step]))
-            )
+            assert_rows_equal(again.batch(step, slice(1, 3)), picked(batches[step], slice(1, 3)))
 
 
 def test_the_shapes_of_later_batches_are_known_from_any_step(shards_dir):
@@ -100,11 +95,7 @@ def test_the_shapes_of_later_batches_are_known_from_any_step(shards_dir):
         ({"tokenizer": {"hash": "0" * 64}}, [], r"data\.phases\.9 \(.*\) was built with a different tokenizer"),
         ({"objective": "single"}, [], r"need different objectives: .* labelled pairs \(nsp\), .* none \(single\)"),
         ({"seq_len": 128}, ["--config.model.max_positions=64"], "--config.model.max_positions=128"),
-        (
-            {},
-            ["--config.data.phases=9"],
-            "config.data.phases is 9. Give a value of type dict",
-        ),
+        ({}, ["--config.data.phases=9"], "config.data.phases is 9. Give a value of type dict"),
         ({}, ["--config.data.phases={9: '/nowhere'}"], "/nowhere"),
         (
             {},
@@ -129,14 +120,12 @@ def test_the_best_checkpoint_is_refused_where_a_phase_has_nothing_to_measure_it_
     parts = json.loads((shards_dir / "manifest.json").read_text())["parts"]
     other = edited(shards_dir, tmp_path / "other", parts={"eval": parts["eval"] | {"rows": 0}})
     flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.data.train={shards_dir}"]
-    best = ["--config.checkpoint.best=eval_loss", "--config.eval.every_steps=3"]
+    flags += ["--config.checkpoint.best=eval_loss", "--config.eval.every_steps=3"]
     with pytest.raises(UserError, match=r"data\.phases\.9 \(.*\) has no held-out part .* by --config\.data\.eval"):
-        pretrain.main([*flags, f"--config.data.phases={{9: '{other}'}}", *best])
+        pretrain.main([*flags, f"--config.data.phases={{9: '{other}'}}"])
     other = edited(shards_dir, tmp_path / "another")
-    with pytest.raises(
-        UserError, match=r"compares evaluations of the whole run, but the held-out rows of data\.phases"
-    ):
-        pretrain.main([*flags, f"--config.data.phases={{9: '{other}'}}", *best])
+    with pytest.raises(UserError, match=r"of the whole run, but the held-out rows of data\.phases"):
+        pretrain.main([*flags, f"--config.data.phases={{9: '{other}'}}"])
     assert not (tmp_path / "run").exists()
     data = PretrainDataConfig(train=str(shards_dir), phases={9: str(other)}, eval=str(shards_dir))
     config = PretrainConfig(data=data, checkpoint=CheckpointConfig(best="eval_loss"))
@@ -155,44 +144,25 @@ def short_dir(sample_text, vocab_dir, tmp_path_factory):
 
 
 def flags_of(short: Path, workdir: Path, *overrides: str) -> list[str]:
-    return [
-        f"--config={RECIPE}",
-        f"--workdir={workdir}",
-        f"--config.data.train={short}",
-        *TINY,
-        *overrides,
-    ]
+    return [f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={short}", *TINY, *overrides]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_run_killed_in_a_phase_and_in_an_epoch_ends_bit_equal(short_dir, shards_dir, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pretraining, "PhasedLoader", DyingLoader)
-
     def train(name: str) -> dict:
         phases, ramp = f"--config.data.phases={{6: '{shards_dir}'}}", "--config.batch_schedule={0: 8, 4: 16}"
-        pace = (
-            "--config.steps=16",
-            "--config.log_every=1",
-            "--config.checkpoint.every_steps=3",
-            "--config.eval.every_steps=4",
-        )
+        pace = [
+            f"--config.{key}" for key in ("steps=16", "log_every=1", "checkpoint.every_steps=3", "eval.every_steps=4")
+        ]
         pretrain.main(flags_of(short_dir, tmp_path / name, phases, ramp, *pace))
         return json.loads((tmp_path / name / "result.json").read_text())
 
-    whole = train("whole")
+    assert_equal_after_kills(train, (5, 11), tmp_path, monkeypatch)
     printed = " ".join(capsys.readouterr().err.split())
     for step, rows, length in ((4, 16, 32), (6, 16, 64)):
         assert f"from step {step}: batches of {rows} rows of {length} positions" in printed
         assert f"compiling for step {step}: batches of {rows} rows of {length} positions" in printed
-    for end in (5, 11):
-        monkeypatch.setattr(DyingLoader, "end", end)
-        with pytest.raises(Killed):
-            train("killed")
-    monkeypatch.setattr(DyingLoader, "end", -1)
-    again = train("killed")
-    assert {**again, "seconds": 0} == {**whole, "seconds": 0}
-    assert_same_parameters(tmp_path / "whole", tmp_path / "killed")
     times = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
     logs = [metrics.read_metrics(tmp_path / name) for name in ("whole", "killed")]
     one, other = ([{k: v for k, v in line.items() if k not in times} for line in log] for log in logs)

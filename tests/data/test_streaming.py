@@ -13,19 +13,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from dying_loader import DyingLoader, Killed
-from streamed_outputs import EmulatedStore, assert_rows_equal, assert_same_parameters, edited, many_rows, served
+from dying_loader import assert_equal_after_kills
+from streamed_outputs import EmulatedStore, assert_rows_equal, edited, many_rows, picked, served, texts
 from tiny_runs import RECIPE, TINY
 
-from bert_jax import pretraining
 from bert_jax.commands import build_examples, pretrain
 from bert_jax.config import PretrainConfig, PretrainDataConfig
 from bert_jax.data import order, streaming
-from bert_jax.data.example import Batch, Rows
+from bert_jax.data.example import Rows
 from bert_jax.data.phases import PhasedLoader, open_held_out, open_phases
 from bert_jax.data.schedules import batch_schedule
 from bert_jax.data.shards import Dataset, open_dataset
-from bert_jax.data.streaming import Piece, RangeFiles, ShardRanges, StreamedDataset, WindowCache, open_streamed
+from bert_jax.data.streaming import Piece, RangeFiles, StreamedDataset, WindowCache, open_streamed
 from bert_jax.errors import RunAgain, UserError
 
 SEED = 3
@@ -66,14 +65,6 @@ def loader_of(
         yield loader
 
 
-def originals(batch: Batch) -> list[bytes]:
-    """The ids of each row before masking, which identify it."""
-    ids = batch.input_ids.copy()
-    row, column = np.nonzero(batch.masked_weights)
-    ids[row, batch.masked_positions[row, column]] = batch.masked_ids[row, column]
-    return [one.tobytes() for one in ids]
-
-
 def texts_of(dataset: Dataset) -> set[bytes]:
     found = {row.astype(np.int32).tobytes() for row in dataset.gather(np.arange(dataset.rows)).input_ids}
     assert len(found) == dataset.rows, "two rows have the same text"
@@ -85,7 +76,7 @@ def test_every_epoch_reads_each_row_once_and_differs(output):
     dataset = open_dataset(output, "train")
     known = texts_of(dataset)
     with loader_of(output) as loader:
-        read = [text for step in range(2 * dataset.rows // 48 + 1) for text in originals(loader.batch(step))]
+        read = [text for step in range(2 * dataset.rows // 48 + 1) for text in texts(loader.batch(step))]
     first, second = read[: dataset.rows], read[dataset.rows : 2 * dataset.rows]
     assert set(first) == set(second) == known and first != second
 
@@ -99,7 +90,7 @@ def test_masks_are_those_of_the_row_and_its_epoch(output):
         for loader, found in ((streamed, ours), (permuted, theirs)):
             for step in steps:
                 batch = loader.batch(step)
-                found |= {text: batch.input_ids[row].tobytes() for row, text in enumerate(originals(batch))}
+                found |= {text: batch.input_ids[row].tobytes() for row, text in enumerate(texts(batch))}
     shared = ours.keys() & theirs.keys()
     assert len(shared) > 1000 and all(ours[text] == theirs[text] for text in shared)
 
@@ -127,8 +118,7 @@ def test_processes_read_their_parts_of_the_same_batches_and_of_the_bytes(output,
                 loader.batch(0, slice(0, 1))  # as a run does before it starts, to learn the shapes
                 read[0] = 0
                 for step in range(steps):
-                    picked = Batch(*(field if field is None else field[rows] for field in whole[step]))
-                    assert_rows_equal(loader.batch(step, rows), picked)
+                    assert_rows_equal(loader.batch(step, rows), picked(whole[step], rows))
             assert read[0] <= 1.05 * sum(shard["bytes"] for shard in shards) / processes
 
 
@@ -153,8 +143,7 @@ def test_a_restart_at_any_step_of_ramps_and_phases_reads_the_same_rows(output, o
         with loader_of(output, **keys) as again:
             for step in range(start, min(start + 4, 26)):
                 assert_rows_equal(again.batch(step), batches[step])
-                picked = Batch(*(f if f is None else f[1:3] for f in batches[step]))
-                assert_rows_equal(again.batch(step, slice(1, 3)), picked)
+                assert_rows_equal(again.batch(step, slice(1, 3)), picked(batches[step], slice(1, 3)))
 
 
 @pytest.mark.slow
@@ -166,7 +155,7 @@ def test_phases_lose_and_repeat_no_row(output, other_output):
     assert len(often) == sum(dataset.rows for dataset in datasets.values())
     with loader_of(output, RAMP, phases=phases) as loader:
         for step in range(steps):
-            for text in originals(loader.batch(step)):
+            for text in texts(loader.batch(step)):
                 often[text] += 1
         epochs = loader.epochs_before(steps)
     for name, dataset in datasets.items():
@@ -182,8 +171,7 @@ def test_a_mixture_has_its_shares_in_every_batch(output, other_output):
     books = texts_of(open_dataset(output, "train"))
     with loader_of(mixture={"one": (str(output), 0.7), "two": (str(other_output), 0.3)}, cache_bytes=1e6) as loader:
         for step in range(40):
-            texts = originals(loader.batch(step))
-            assert abs(sum(text in books for text in texts) - 0.7 * 48) <= 1
+            assert abs(sum(text in books for text in texts(loader.batch(step))) - 0.7 * 48) <= 1
         epochs = loader.epochs_before(40)
     assert epochs["one"] * len(books) == pytest.approx(0.7 * 40 * 48, abs=2)
 
@@ -191,7 +179,7 @@ def test_a_mixture_has_its_shares_in_every_batch(output, other_output):
 def test_a_single_row_is_read_without_its_window(output):
     dataset = open_streamed(str(output), 3e5, "", True, print)
     order = dataset.order(24, SEED)
-    with contextlib.closing(WindowCache(order, dataset.ranges)) as cache:
+    with contextlib.closing(WindowCache(order, dataset)) as cache:
         row = cache.read(np.array([500]), ahead=False)
         assert cache.held_bytes == 0
         for ours, theirs in zip(row, cache.read(np.array([500])), strict=True):
@@ -202,8 +190,8 @@ def test_a_single_row_is_read_without_its_window(output):
 def test_windows_are_read_before_their_rows_are_needed(output, monkeypatch):
     """While the store answers nothing, batches come from the windows in use and from the ones after them."""
     dataset = open_streamed(str(output), 3e5, "", True, print)
-    ranges, order, answers = dataset.ranges, dataset.order(48, SEED), True
-    read, came = ranges.read, Semaphore(0)
+    order, answers = dataset.order(48, SEED), True
+    read, came = dataset.read, Semaphore(0)
 
     def answer(piece: Piece, into: Rows) -> None:
         if not answers:
@@ -211,16 +199,16 @@ def test_windows_are_read_before_their_rows_are_needed(output, monkeypatch):
         read(piece, into)
         came.release()
 
-    monkeypatch.setattr(ranges, "read", answer)
+    monkeypatch.setattr(dataset, "read", answer)
     batches = np.arange(dataset.rows // 48 * 48).reshape(-1, 48)
-    with contextlib.closing(WindowCache(order, ranges)) as cache:
+    with contextlib.closing(WindowCache(order, dataset)) as cache:
         cache.read(batches[0])
         firsts = set(order.locate(batches[0]).window.tolist())
         held = firsts | {order.window(first).next for first in firsts}
         windows = [order.window(first) for first in held]
         begins = np.concatenate([window.begins for window in windows]).tolist()
         counts = np.concatenate([window.counts for window in windows]).tolist()
-        for _ in (piece for begin, count in zip(begins, counts, strict=True) for piece in ranges.pieces(begin, count)):
+        for _ in (piece for begin, count in zip(begins, counts, strict=True) for piece in dataset.pieces(begin, count)):
             assert came.acquire(timeout=60)
         answers = False
         ready = [held.issuperset(order.locate(batch).window.tolist()) for batch in batches].index(False)
@@ -234,7 +222,7 @@ def test_windows_are_read_before_their_rows_are_needed(output, monkeypatch):
 def test_memory_stays_within_cache_bytes(output):
     """The windows of all lanes together, also where each window has fewer rows than a lane reads at one time."""
     dataset = open_streamed(str(output), 3e5, "", True, print)
-    with contextlib.closing(WindowCache(dataset.order(48, SEED), dataset.ranges)) as cache:
+    with contextlib.closing(WindowCache(dataset.order(48, SEED), dataset)) as cache:
         for first in range(0, 2 * dataset.rows, 960):
             cache.read(np.arange(first, first + 960))
             assert 0 < cache.held_bytes <= cache.peak_bytes <= 3e5
@@ -291,8 +279,6 @@ def test_what_cannot_be_streamed_is_refused_in_one_line(output, other_output, sh
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_run_on_streamed_rows_ends_bit_equal_after_kills(output, store, tmp_path, monkeypatch):
-    monkeypatch.setattr(pretraining, "PhasedLoader", DyingLoader)
-
     def train(name: str, *more: str) -> dict:
         pace = (
             "steps=12",
@@ -306,14 +292,7 @@ def test_a_run_on_streamed_rows_ends_bit_equal_after_kills(output, store, tmp_pa
         pretrain.main([f"--config={RECIPE}", f"--workdir={tmp_path / name}", *TINY, *flags])
         return json.loads((tmp_path / name / "result.json").read_text())
 
-    whole = train("whole")
-    for end in (5, 10):
-        monkeypatch.setattr(DyingLoader, "end", end)
-        with pytest.raises(Killed):
-            train("killed")
-    monkeypatch.setattr(DyingLoader, "end", -1)
-    assert {**train("killed"), "seconds": 0} == {**whole, "seconds": 0}
-    assert_same_parameters(tmp_path / "whole", tmp_path / "killed")
+    assert_equal_after_kills(train, (5, 10), tmp_path, monkeypatch)
     with pytest.raises(UserError, match=r"data\.cache_bytes: 300000\.0 -> 400000\.0"):
         train("whole", "data.cache_bytes=4e5", "steps=14")
 
@@ -322,7 +301,7 @@ def test_a_window_larger_than_the_data_set_holds_all_of_it(output):
     dataset = open_streamed(str(output), 1e300, "", True, print)
     order = dataset.order(48, SEED)
     assert order.sizes.window_rows == -(-dataset.rows // 48)
-    with contextlib.closing(WindowCache(order, dataset.ranges)) as cache:
+    with contextlib.closing(WindowCache(order, dataset)) as cache:
         read = cache.read(np.arange(dataset.rows))
     expected = dataset.gather(order.row_numbers(np.arange(20)))
     for ours, theirs in zip(read, expected, strict=True):
@@ -339,10 +318,10 @@ def test_rows_read_by_ranges_are_those_of_the_mapped_shards(output):
         np.testing.assert_array_equal(ours, theirs)
     for ours, theirs in zip(streamed.shard_rows(2), dataset.shard_rows(2), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    across = list(streamed.ranges.pieces(390, 500))  # of 400, 417, ... rows
+    across = list(streamed.pieces(390, 500))  # of 400, 417, ... rows
     assert across == [Piece(0, 390, 10), Piece(1, 0, 417), Piece(2, 0, 73)]
-    rows = streamed.ranges.allocate(417)
-    streamed.ranges.read(across[1], rows)
+    rows = streamed.allocate(417)
+    streamed.read(across[1], rows)
     for ours, theirs in zip(rows, dataset.gather(np.arange(400, 817)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -368,7 +347,7 @@ def test_shards_of_another_writer_are_opened_one_by_one(output, tmp_path):
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["shards"][2]["bytes"] = (copy / name).stat().st_size
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    ours, theirs = ShardRanges(str(copy), "train", manifest), open_dataset(output, "train")
+    ours, theirs = open_streamed(str(copy), 1e6, "", True, print), open_dataset(output, "train")
     numbers = np.arange(0, theirs.rows, 50)
     for left, right in zip(ours.gather(numbers), theirs.gather(numbers), strict=True):
         np.testing.assert_array_equal(left, right)
@@ -411,7 +390,7 @@ def test_damage_is_reported_with_the_name_of_the_shard(output, tmp_path):
     shard.write_bytes(content)
     dataset = open_streamed(str(copy), 1e6, "", True, print)
     with (
-        contextlib.closing(WindowCache(dataset.order(48, 0), dataset.ranges)) as cache,
+        contextlib.closing(WindowCache(dataset.order(48, 0), dataset)) as cache,
         pytest.raises(UserError, match=r"damaged shard .*train/shard-00001\.arrow: an id outside of the vocabulary"),
     ):
         cache.read(np.arange(dataset.rows))

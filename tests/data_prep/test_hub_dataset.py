@@ -47,7 +47,7 @@ from bert_jax.data.streaming import open_streamed
 from bert_jax.data.streaming import WindowCache
 address, cache = sys.argv[1:]
 dataset = open_streamed(address, 1e9, cache, False, lambda line: None)
-with contextlib.closing(WindowCache(dataset.order(4, 0), dataset.ranges)) as windows:
+with contextlib.closing(WindowCache(dataset.order(4, 0), dataset)) as windows:
     print(sorted(windows.read(np.arange(dataset.rows)).sequence_keys[:, 0].tolist()))
 """
 CONVERTED = "refs/convert/parquet"

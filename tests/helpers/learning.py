@@ -25,7 +25,7 @@ import numpy as np
 from tiny_runs import ROOT
 
 from benchmarks.common import run_command
-from bert_jax.data.loader import EVALUATION_SEED, PretrainingLoader
+from bert_jax.data.loader import EVALUATION_SEED, DatasetLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.train import metrics
 from bert_jax.train.objectives.language_modeling import unmasked
@@ -230,7 +230,7 @@ def label_entropy(folder: Path, term: str) -> float:
     """The entropy of the labels of a term in the held-out rows, in nats."""
     dataset = open_dataset(folder / "shards", "eval")
     vocabulary = dataset.vocabulary()
-    loader = PretrainingLoader(dataset, vocabulary, batch_size=1, seed=EVALUATION_SEED)
+    loader = DatasetLoader(dataset, vocabulary, seed=EVALUATION_SEED)
     labels = []
     for batch in loader.evaluation_batches(256, ROWS):
         if term == "nsp":

@@ -4,37 +4,51 @@ import itertools
 from typing import NamedTuple
 
 import numpy as np
+from hypothesis import strategies as st
 
 from bert_jax.data.example import Rows
 from bert_jax.data.masking.masker import Masked, Masker
 from bert_jax.data.masking.rule import UNITS, MaskingRule
+from bert_jax.tokenization.vocabulary import Vocabulary
 
 KEEPING = tuple(unit for unit in UNITS if unit != "infill")  # the units that keep every position of a row
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCABULARY, FIRST_WHOLE, FIRST_INSIDE = 40, 5, 25
+WORD = 2**64
 UNSPACED, ATTACHED = (22, 23, 24, 25, 26, 27, 28), (37, 38, 39)  # with the rule "scripts" for words
 
 
-class Facts(NamedTuple):
+class Facts(Vocabulary):
     """A vocabulary of forty: 0-4 special, 5-24 start a word, 25-39 continue one.
 
     With the rule "scripts", 22-28 are words of their own, and 37-39 continue any word.
     """
 
-    vocab_size: int = VOCABULARY
-    pad_id: int = PAD
-    mask_id: int = MASK
-    special_ids: tuple[int, ...] = (PAD, UNK, CLS, SEP, MASK)
-    continuation: np.ndarray = np.arange(VOCABULARY) >= FIRST_INSIDE
-    unspaced: np.ndarray = np.isin(np.arange(VOCABULARY), UNSPACED)
-    attached: np.ndarray = np.isin(np.arange(VOCABULARY), ATTACHED)
+    vocab_size, pad_id, mask_id, special_ids = VOCABULARY, PAD, MASK, (PAD, UNK, CLS, SEP, MASK)
+    continuation = np.arange(VOCABULARY) >= FIRST_INSIDE
+    unspaced = np.isin(np.arange(VOCABULARY), UNSPACED)
+    attached = np.isin(np.arange(VOCABULARY), ATTACHED)
+
+    def __init__(self) -> None:
+        pass
 
 
 class Sequence(NamedTuple):
     ids: list[int]
     first_length: int
     key: int
+
+
+def sequences(most: int) -> st.SearchStrategy[Sequence]:
+    """Any sequence of 1 to `most` tokens, mostly ordinary ones."""
+    tokens = st.one_of(st.integers(FIRST_WHOLE, VOCABULARY - 1), st.integers(0, VOCABULARY - 1))
+    return st.builds(
+        lambda ids, share, key: Sequence(ids, max(1, round(share * len(ids))), key),
+        st.lists(tokens, min_size=1, max_size=most),
+        st.floats(0, 1),
+        st.integers(0, WORD - 1),
+    )
 
 
 def pack_rows(packed: list[list[Sequence]], width: int, pack: int) -> Rows:
@@ -70,7 +84,6 @@ def random_rows(count: int, width: int, seed: int = 0, inside_share: float = 0.3
 
 # The reference: the same law in plain Python, one sequence at a time.
 
-WORD = 2**64
 GOLDEN = 0x9E3779B97F4A7C15
 
 

@@ -5,6 +5,7 @@ import json
 import shutil
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -151,6 +152,27 @@ def edited(shards: Path, copy: Path, **changes: object) -> Path:
 def assert_rows_equal(left: Batch, right: Batch) -> None:
     for name, a, b in zip(Batch._fields, left, right, strict=True):
         np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+def originals(batch: Batch) -> np.ndarray:
+    """The ids of a batch before masking."""
+    ids = batch.input_ids.copy()
+    row, column = np.nonzero(batch.masked_weights)
+    ids[row, batch.masked_positions[row, column]] = batch.masked_ids[row, column]
+    return ids
+
+
+def texts(batch: Batch) -> list[bytes]:
+    """The ids of each row before masking, which identify it."""
+    return [ids.tobytes() for ids in originals(batch)]
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    return Batch(*(None if fields[0] is None else np.concatenate(fields) for fields in zip(*batches, strict=True)))
+
+
+def picked(batch: Batch, rows: slice | list[int] | np.ndarray) -> Batch:
+    return Batch(*(None if field is None else field[rows] for field in batch))
 
 
 def assert_same_parameters(one: Path, other: Path) -> None:

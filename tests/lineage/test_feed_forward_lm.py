@@ -1,7 +1,6 @@
-"""The feed-forward language model: equal to its formula, packed rows, refusals, runs of the commands."""
+"""The feed-forward language model: equal to its formula, packed rows; test_recurrent.py has refusals and runs."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +9,7 @@ import pytest
 from families import FAMILIES, random_params
 from golden import SCAN, UNROLLED
 from tiny_batches import lay, random_sequence
-from tiny_runs import RECIPE
 
-from bert_jax.commands import evaluate, export, pretrain
-from bert_jax.errors import UserError
-from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import layers
 from bert_jax.model.bert import bind
 from bert_jax.model.heads.config import Heads
@@ -75,44 +70,3 @@ def test_packed_rows_equal_padded_ones():
 def test_flops_are_three_times_those_of_the_formula():
     wanted = 2 * CONFIG.window * CONFIG.width**2 + 2 * CONFIG.width * 128  # 61 tokens are padded to 128
     assert training_flops(CONFIG, rows=3, length=20, predictions=4) == 3 * 60 * wanted
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"window": 0}, r"model\.encoder=feed_forward needs a window: set --config\.model\.window"),
-        ({"layers": 2}, r"does not support model\.layers=2. Use --config\.model\.layers=1"),
-        ({"bptt": 2}, r"does not support model\.bptt=2. Use --config\.model\.bptt=0"),
-        ({"causal": False}, r"does not support model\.causal=False. Use --config\.model\.causal=true"),
-    ],
-)
-def test_a_combination_that_makes_no_sense_is_refused(changes, message):
-    with pytest.raises(UserError, match=message):
-        dataclasses.replace(CONFIG, **changes)
-
-
-def test_attention_maps_are_refused():
-    with pytest.raises(UserError, match=r"model\.encoder=feed_forward has no attention maps"):
-        bind(CONFIG, LM, random_params(CONFIG, LM), SCAN).encode(PACKED, attention_maps=True)
-
-
-@pytest.mark.slow
-def test_a_run_resumes_bit_for_bit_evaluates_and_is_exported(shards_dir, tmp_path, capsys):
-    def run(workdir, steps: int) -> None:
-        recipe = RECIPE.replace("bert_tiny", "feed_forward_lm")
-        place = (f"--config={recipe}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")
-        options = ("--config.optimizer.schedule=constant", "--config.batch_size=16", f"--config.steps={steps}")
-        pretrain.main([*place, *options])
-
-    run(tmp_path / "straight", 4)
-    run(tmp_path / "resumed", 2)
-    run(tmp_path / "resumed", 4)
-    straight, resumed = (open_checkpoint(tmp_path / name).params for name in ("straight", "resumed"))
-    for path in straight:
-        np.testing.assert_array_equal(straight[path], resumed[path], err_msg=path)
-    result = json.loads((tmp_path / "straight" / "result.json").read_text())
-    capsys.readouterr()
-    evaluate.main([f"--checkpoint={tmp_path / 'straight'}", f"--data={shards_dir}"])
-    assert json.loads(capsys.readouterr().out)["lm_loss"] == pytest.approx(result["eval_lm_loss"], rel=1e-5)
-    with pytest.raises(UserError, match=r"no Hugging Face format holds this architecture.*encoder='feed_forward'"):
-        export.export(tmp_path / "straight", tmp_path / "hf", "hf")

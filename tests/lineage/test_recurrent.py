@@ -5,6 +5,7 @@ tests/model/test_families.py has what every architecture must pass: packed rows 
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 
@@ -26,20 +27,21 @@ from golden import (
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, ROOT, TINY
 
-from bert_jax.commands import evaluate, export, pretrain
+from bert_jax.commands import evaluate, export, pretrain, report
+from bert_jax.commands.embed import embed
 from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.lineage.encoders import CELLS, RecurrentEncoder
+from bert_jax.lineage.encoders import CELLS
 from bert_jax.model import layers
 from bert_jax.model.attention.layer import kernels
 from bert_jax.model.bert import bind
 from bert_jax.model.dropout import dropout, row_seeds
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.outputs import vocabulary_logits
+from bert_jax.tasks import fill_mask
 from bert_jax.train.objectives import CausalLMObjective, means, total_loss
 
 LM = Heads(lm=True)
-OPTIONS = ("causal=true", "positions=none", "segment_types=0", "embedding_norm=false")
 
 
 def test_the_core_trains_without_these_encoders_and_opening_a_checkpoint_adds_them() -> None:
@@ -155,15 +157,20 @@ def test_truncated_gradients_equal_those_of_pieces_with_detached_states(encoder)
             assert np.abs(layers.flatten(whole)[path] - cut).max() > 1e-3
 
 
-@pytest.mark.parametrize("runtime", [SCAN, UNROLLED], ids=["scan", "unrolled"])
-def test_dropout_is_between_layers_as_in_torch(runtime):
-    """torch.nn.LSTM drops the outputs of each layer but the last: neither the stack's input nor its output."""
-    config = dataclasses.replace(FAMILIES["lstm"], dropout=0.4, layers=2)
+@pytest.mark.parametrize(
+    ("encoder", "runtime"),
+    [("lstm", SCAN), ("lstm", UNROLLED), pytest.param("bilstm", SCAN, marks=pytest.mark.slow)],
+    ids=["scan", "unrolled", "residual"],
+)
+def test_dropout_and_residual_connections_are_between_layers(encoder, runtime):
+    """torch.nn.LSTM drops the outputs of each layer but the last: neither the stack's input nor its output.
+
+    In ELMo each layer but the lowest adds its input, after dropout, to its output.
+    """
+    config = dataclasses.replace(FAMILIES[encoder], dropout=0.4, layers=2)
     params, key = random_params(config, LM), jax.random.key(3)
-    hidden = jax.random.normal(jax.random.key(1), (3, 7, config.width))
-    ids = jnp.ones((3, 7), jnp.int32)
-    encoder = bind(config, LM, params, runtime).encoder
-    got = encoder(hidden, ids, ids, key, all_layers=True)
+    hidden, ids = jax.random.normal(jax.random.key(1), (3, 7, config.width)), jnp.ones((3, 7), jnp.int32)
+    got = bind(config, LM, params, runtime).encoder(hidden, ids, ids, key, all_layers=True)
     single = dataclasses.replace(config, layers=1, dropout=0.0)
 
     def layer(number: int, below):
@@ -174,42 +181,49 @@ def test_dropout_is_between_layers_as_in_torch(runtime):
     np.testing.assert_allclose(got.layers[0], first, atol=1e-5)
     dropped = dropout(first, 0.4, row_seeds(key, (2,), 3)[1])
     assert 0.2 < (np.asarray(dropped) == 0).mean() < 0.6
-    np.testing.assert_allclose(got.last, layer(1, dropped), atol=1e-5)
+    residual = dropped if config.recurrent_residual else 0
+    np.testing.assert_allclose(got.last, layer(1, dropped) + residual, atol=1e-5)
+
+
+FEED_FORWARD = dataclasses.replace(FAMILIES["rnn"], encoder="feed_forward", layers=1, window=3, tied_output=False)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("config", "changes", "message"),
     [
+        ("lstm", {"causal": False}, r"encoder=lstm does not support model\.causal=False. Use .*\.causal=true"),
+        ("lstm", {"positions": "learned"}, r"not support model\.positions=learned. Use .*\.positions=none"),
+        ("lstm", {"window": 3}, r"does not support model\.window=3. Use --config\.model\.window=0"),
+        ("lstm", {"norm": "pre"}, r"does not support model\.norm=pre"),
+        ("lstm", {"shared_layers": "all"}, r"does not support model\.shared_layers=all"),
+        ("lstm", {"cell_width": 3, "encoder": "rnn"}, r"encoder=rnn does not support model\.cell_width=3. Use .*=0"),
+        ("lstm", {"bptt": 33}, r"model\.bptt is 33, longer than any row. Use at most model\.max_positions, 32"),
+        ("lstm", {"encoder": "gru"}, r"unknown model\.encoder 'gru'; choose from transformer, rnn, lstm, bilstm"),
+        ("gpt", {"bptt": 4}, r"model\.encoder=transformer does not support model\.bptt=4"),
+        ("bilstm", {"causal": True}, r"encoder=bilstm does not support model\.causal=True. Use .*\.causal=false"),
+        ("bilstm", {"width": 13, "heads": 1}, r"width is 13, but .*encoder=bilstm gives each direction half of it"),
+        ("bilstm", {"norm": "pre"}, r"encoder=bilstm does not support model\.norm=pre"),
         (
-            {"causal": False},
-            r"model\.encoder=lstm does not support model\.causal=False. Use --config\.model\.causal=true",
+            "bilstm",
+            {"encoder": "transformer", "cell_width": 0},
+            r"support model\.recurrent_residual=True. Use .*=false",
         ),
-        ({"positions": "learned"}, r"does not support model\.positions=learned. Use --config\.model\.positions=none"),
-        ({"window": 3}, r"does not support model\.window=3. Use --config\.model\.window=0"),
-        ({"norm": "pre"}, r"does not support model\.norm=pre"),
-        ({"shared_layers": "all"}, r"does not support model\.shared_layers=all"),
-        ({"cell_width": 3, "encoder": "rnn"}, r"encoder=rnn does not support model\.cell_width=3. Use .*cell_width=0"),
-        ({"bptt": 33}, r"model\.bptt is 33, longer than any row. Use at most model\.max_positions, 32"),
-        ({"encoder": "gru"}, r"unknown model\.encoder 'gru'; choose from transformer, rnn, lstm, bilstm, feed_forward"),
+        ("feed_forward", {"window": 0}, r"encoder=feed_forward needs a window: set --config\.model\.window"),
+        ("feed_forward", {"layers": 2}, r"does not support model\.layers=2. Use --config\.model\.layers=1"),
+        ("feed_forward", {"bptt": 2}, r"does not support model\.bptt=2. Use --config\.model\.bptt=0"),
+        ("feed_forward", {"causal": False}, r"does not support model\.causal=False. Use .*\.causal=true"),
     ],
 )
-def test_a_combination_that_makes_no_sense_is_refused(changes, message):
+def test_a_combination_that_makes_no_sense_is_refused(config, changes, message):
     with pytest.raises(UserError, match=message):
-        dataclasses.replace(FAMILIES["lstm"], **changes)
+        dataclasses.replace(FAMILIES.get(config, FEED_FORWARD), **changes)
 
 
-def test_a_transformer_has_no_truncation():
-    with pytest.raises(UserError, match=r"model\.encoder=transformer does not support model\.bptt=4"):
-        dataclasses.replace(FAMILIES["gpt"], bptt=4)
-
-
-def test_attention_maps_are_refused():
-    config = FAMILIES["rnn"]
+@pytest.mark.parametrize("config", [FAMILIES["rnn"], FEED_FORWARD], ids=["rnn", "feed_forward"])
+def test_attention_maps_are_refused(config):
     batch = jax.tree.map(jnp.asarray, lay([[random_sequence(9, config.vocab_size, 1)]], 9, 2))
-    model = bind(config, LM, random_params(config, LM), SCAN)
-    assert isinstance(model.encoder, RecurrentEncoder)
-    with pytest.raises(UserError, match=r"model\.encoder=rnn has no attention maps"):
-        model.encode(batch, attention_maps=True)
+    with pytest.raises(UserError, match=rf"model\.encoder={config.encoder} has no attention maps"):
+        bind(config, LM, random_params(config, LM), SCAN).encode(batch, attention_maps=True)
 
 
 def test_an_attention_kernel_is_refused():
@@ -218,21 +232,26 @@ def test_an_attention_kernel_is_refused():
         kernels(FAMILIES["lstm"], dataclasses.replace(SCAN, attention="einsum"), 100)
 
 
-def arguments(shards_dir, workdir, *options: str) -> list[str]:
-    place = (f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")
-    model = tuple(f"--config.model.{option}" for option in ("encoder=lstm", *OPTIONS))
-    return [*place, *TINY, *model, "--config.model.layers=2", "--config.batch_size=16", *options]
+LSTM = ("encoder=lstm", "causal=true", "positions=none", "segment_types=0", "embedding_norm=false", "layers=2")
+ELMO = ("encoder=bilstm", "positions=none", "layers=2", "bptt=20", "recurrent_residual=true", "cell_width=24")
+
+
+def train(shards_dir, workdir, model: tuple[str, ...], *options: str) -> None:
+    recipe, sizes = (RECIPE, TINY) if model else (RECIPE.replace("bert_tiny", "feed_forward_lm"), ())
+    place = (f"--config={recipe}", f"--workdir={workdir}", f"--config.data.train={shards_dir}", *sizes)
+    keys = (*(f"model.{option}" for option in model), "optimizer.schedule=constant", "batch_size=16", *options)
+    pretrain.main([*place, *(f"--config.{key}" for key in keys)])
 
 
 @pytest.mark.slow
-def test_a_run_resumes_bit_for_bit_evaluates_and_is_exported(shards_dir, tmp_path, capsys):
-    def run(workdir, steps: int) -> None:
-        options = ("--config.optimizer.schedule=constant", "--config.model.bptt=20", f"--config.steps={steps}")
-        pretrain.main(arguments(shards_dir, workdir, *options))
-
-    run(tmp_path / "straight", 4)
-    run(tmp_path / "resumed", 2)
-    run(tmp_path / "resumed", 4)
+@pytest.mark.parametrize(
+    ("encoder", "model"),
+    [("lstm", (*LSTM, "bptt=20")), ("bilstm", (*ELMO, "layer_loop=scan")), ("feed_forward", ())],
+    ids=["lstm", "bilstm", "feed_forward"],
+)
+def test_a_run_resumes_bit_for_bit_and_the_commands_open_it(shards_dir, tmp_path, capsys, encoder, model):
+    for name, steps in (("straight", 4), ("resumed", 2), ("resumed", 4)):
+        train(shards_dir, tmp_path / name, model, f"steps={steps}")
     straight, resumed = (open_checkpoint(tmp_path / name) for name in ("straight", "resumed"))
     assert straight.params.keys() == resumed.params.keys()
     for path in straight.params:
@@ -240,14 +259,30 @@ def test_a_run_resumes_bit_for_bit_evaluates_and_is_exported(shards_dir, tmp_pat
     result = json.loads((tmp_path / "straight" / "result.json").read_text())
     capsys.readouterr()
     evaluate.main([f"--checkpoint={tmp_path / 'straight'}", f"--data={shards_dir}"])
-    assert json.loads(capsys.readouterr().out)["lm_loss"] == pytest.approx(result["eval_lm_loss"], rel=1e-5)
+    metrics = json.loads(capsys.readouterr().out)
+    terms = ("forward_lm", "backward_lm") if encoder == "bilstm" else ("lm",)
+    for term in terms:
+        assert metrics[f"{term}_loss"] == pytest.approx(result[f"eval_{term}_loss"], rel=1e-5)
+    assert metrics["loss"] == pytest.approx(sum(metrics[f"{term}_loss"] for term in terms), rel=1e-5)
     export.export(tmp_path / "straight", tmp_path / "orbax", "orbax")
-    again = open_checkpoint(tmp_path / "orbax")
-    assert (again.model, again.model.encoder, again.model.bptt) == (straight.model, "lstm", 20)
-    with pytest.raises(UserError, match=r"no Hugging Face format holds this architecture.*encoder='lstm'"):
+    again = open_checkpoint(tmp_path / "orbax").model
+    assert (again, again.encoder, again.bptt) == (straight.model, encoder, 20 if model else 0)
+    with pytest.raises(UserError, match=rf"no Hugging Face format holds this architecture.*encoder='{encoder}'"):
         export.export(tmp_path / "straight", tmp_path / "hf", "hf")
+    if encoder != "bilstm":
+        return
+    for term in terms:
+        assert metrics[f"{term}_perplexity"] == pytest.approx(math.exp(metrics[f"{term}_loss"]))
+    report.main([str(tmp_path / "straight")])
+    page = (tmp_path / "straight" / "report.html").read_text()
+    assert "Next-token accuracy, held out" in page and "Previous-token loss, held out" in page
+    vectors = embed(straight, ["the house"], layers="embeddings", pool="none")["embeddings"]
+    assert vectors.shape[-1] == straight.model.width
+    np.testing.assert_array_equal(*np.split(vectors, 2, axis=-1))  # layer 0 is [x; x]
+    with pytest.raises(UserError, match="predicts next and previous tokens, not masked ones"):
+        fill_mask.fill_mask(straight, ["a [MASK]"])
 
 
 def test_truncation_longer_than_the_rows_of_the_shards_is_refused(shards_dir, tmp_path):
     with pytest.raises(UserError, match=r"model\.bptt is 500, longer than the rows of .*, \d+; use at most"):
-        pretrain.main(arguments(shards_dir, tmp_path / "run", "--config.model.bptt=500"))
+        train(shards_dir, tmp_path / "run", (*LSTM, "bptt=500"))

@@ -16,7 +16,7 @@ from tokenizer_kinds import byte_pairs
 from bert_jax.commands import report as commands_report
 from bert_jax.config import ModelConfig
 from bert_jax.data.example import Batch
-from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.loader import DatasetLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.lineage import WITHOUT_ATTENTION
@@ -202,7 +202,7 @@ def test_unigram_baseline_is_a_count(shards_dir: Path) -> None:
     baseline = unigram_baseline(shards_dir)
     dataset = open_dataset(shards_dir, "eval")
     tokenizer = dataset.vocabulary()
-    loader = PretrainingLoader(dataset, tokenizer, batch_size=1, seed=7)
+    loader = DatasetLoader(dataset, tokenizer, seed=7)
     truths = np.concatenate([batch.masked_ids[batch.masked_weights > 0] for batch in loader.evaluation_batches(3)])
     assert baseline.predictions == len(truths)
     assert baseline.accuracy == pytest.approx((truths == tokenizer.id_of(baseline.token)).mean())

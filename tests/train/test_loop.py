@@ -15,7 +15,8 @@ import pytest
 from etils import epath
 
 from bert_jax.config import CheckpointConfig, EvalConfig, ModelOptions, OptimizerConfig, TrainConfig
-from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.loader import DatasetLoader
+from bert_jax.data.phases import PhasedLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import Stopped, UserError
 from bert_jax.model import layers
@@ -75,10 +76,10 @@ def dataset(shards_dir):
 @pytest.fixture
 def run(dataset, tiny_config, tmp_path):
     tokenizer = dataset.vocabulary()
-    held_out = PretrainingLoader(open_dataset(dataset.directory, "eval"), tokenizer, batch_size=8, seed=0)
+    held_out = DatasetLoader(open_dataset(dataset.directory, "eval"), tokenizer, seed=0)
 
     def make(name: str, config: TrainConfig = CONFIG, **changes: object) -> Run:
-        loader = PretrainingLoader(dataset, tokenizer, batch_size=config.batch_size, seed=config.seed)
+        loader = PhasedLoader.single(dataset, tokenizer, batch_size=config.batch_size, seed=config.seed)
         made = Run(
             config=config,
             model=dataclasses.replace(tiny_config, vocab_size=tokenizer.vocab_size),

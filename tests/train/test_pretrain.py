@@ -12,7 +12,7 @@ from tiny_runs import TINY, arguments
 from bert_jax import config, pretraining
 from bert_jax.commands import evaluate, finetune, pretrain
 from bert_jax.config import ModelConfig, PretrainConfig
-from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.loader import DatasetLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.model import sizes
@@ -191,7 +191,7 @@ def test_the_ablation_recipes_ignore_the_labels_of_pairs(shards_dir):
     assert left_to_right == CausalLMObjective()
     tiny = ModelConfig(vocab_size=1000, layers=1, width=16, heads=2, feed_forward=24, max_positions=64)
     params = init_params(tiny, full.heads, jax.random.key(0))
-    [batch] = PretrainingLoader(dataset, dataset.vocabulary(), batch_size=8, seed=0).evaluation_batches(8, 8)
+    [batch] = DatasetLoader(dataset, dataset.vocabulary(), seed=0).evaluation_batches(8, 8)
     batch = jax.tree.map(jax.numpy.asarray, batch)
     measured = []
     for objective in (full, no_nsp):

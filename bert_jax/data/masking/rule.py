@@ -1,4 +1,4 @@
-"""The masking rule as stored in the manifest, and the sequences and words that it applies to."""
+"""The masking rule as the manifest stores it, and the sequences and words that it applies to."""
 
 import math
 from collections.abc import Mapping
@@ -35,30 +35,30 @@ BERT_SHARES = ReplacementShares(0.8, 0.1, 0.1)  # Devlin et al. 2019, section 3.
 class MaskingRule:
     """The unit of masking, its rate, and the replacement of chosen tokens.
 
-    The rate is the share of a sequence's positions, including [CLS] and [SEP], that are predicted; with unit infill,
-    that are replaced, of which the first of each span is predicted. Raises UserError for an unknown unit, an invalid
-    rate or invalid shares.
+    The rate is the predicted share of a sequence's positions, including [CLS] and [SEP]. With unit infill it is the
+    replaced share, and only the first position of a span is predicted. Raises UserError for invalid values.
     """
 
     unit: str = "token"
     rate: float = 0.15
     split: ReplacementShares = BERT_SHARES
     random: str = "uniform"  # or unigram: by frequency in the training rows
-    reorder_rate: float = 0.0  # share of positions in shuffled trigrams (StructBERT), in addition to masks
+    reorder_rate: float = 0.0  # share of positions in shuffled trigrams (StructBERT), added to masks
     ngram_max: int = 3  # words (Lan et al. 2020, section 4.1)
     span_p: float = 0.2  # of the geometric distribution of span lengths (Joshi et al. 2020, section 3.1)
     span_max: int = 10  # words (same source)
-    # Words are what the vocabulary marks (spaces); or each token is one in scripts without spaces between words.
+    # spaces: words are as the vocabulary marks them; scripts: in scripts without spaces, every token is a word.
     words: str = "spaces"
 
     def __post_init__(self) -> None:
-        if self.unit not in UNITS:
-            raise UserError(f"unknown masking unit {self.unit!r}; choose from {', '.join(UNITS)}")
+        for name, value, known in (
+            ("masking unit", self.unit, UNITS),
+            ("choice of random tokens", self.random, RANDOM_TOKENS),
+            ("rule for words", self.words, WORDS),
+        ):
+            if value not in known:
+                raise UserError(f"unknown {name} {value!r}; choose from {', '.join(known)}")
         check_rate(self.rate)
-        if self.random not in RANDOM_TOKENS:
-            raise UserError(f"unknown choice of random tokens {self.random!r}; choose from {', '.join(RANDOM_TOKENS)}")
-        if self.words not in WORDS:
-            raise UserError(f"unknown rule for words {self.words!r}; choose from {', '.join(WORDS)}")
         if not (all(share >= 0 for share in self.split) and math.isclose(sum(self.split), 1.0, abs_tol=1e-9)):
             raise UserError(
                 f"mask split {','.join(map(str, self.split))} is invalid. Give three shares that sum to 1, for [MASK], "
@@ -77,12 +77,12 @@ class MaskingRule:
 
     @classmethod
     def from_manifest(cls, masking: Mapping[str, Any]) -> "MaskingRule":
-        """The rule in the `masking` of a manifest that is valid otherwise (bert_jax/data/manifest.py)."""
+        """The rule in a manifest's `masking`, once bert_jax/data/manifest.py has checked its layout."""
         if len(masking["split"]) != len(BERT_SHARES):
             raise UserError(f"damaged manifest: masking.split is {masking['split']!r}; copy the folder again")
-        given = {name: masking[name] for name in cls.__dataclass_fields__ if name in masking}
-        given |= {name: float(masking[name]) for name in ("rate", "reorder_rate", "span_p")}
-        return cls(**given | {"split": ReplacementShares(*map(float, masking["split"]))})
+        values = {name: masking[name] for name in cls.__dataclass_fields__ if name in masking}
+        values |= {name: float(masking[name]) for name in ("rate", "reorder_rate", "span_p")}
+        return cls(**values | {"split": ReplacementShares(*map(float, masking["split"]))})
 
     def to_manifest(self) -> dict[str, Any]:
         """The JSON values that `from_manifest` reads."""
@@ -98,10 +98,10 @@ def check_rate(rate: float) -> None:
         raise UserError(f"mask rate {rate} is out of range. Use a rate above 0 and at most 1, such as 0.15")
 
 
-# Unpacks rows into sequences, finds their words, and puts the words in random order.
+# Rows are cut into sequences, whose words are found and put in random order.
 
-# The kinds of token that masking distinguishes: special; one that begins a word; one that continues a word, unless that
-# is UNSPACED; a word of a script without spaces between words; one that continues any word.
+# Kinds of tokens: special; begins a word; continues a word, unless the word is UNSPACED; a word in a script without
+# spaces between words; continues any word.
 SPECIAL, WHOLE, INSIDE, UNSPACED, ATTACHED = range(5)
 
 # A sort key has the high 20 bits of a word's hash above the word's position. In 32 bits, which vector instructions
@@ -112,25 +112,25 @@ _NARROW_WIDTH = 2 ** (32 - _HASH_BITS) - 1
 
 
 class Sequences(NamedTuple):
-    """The Q sequences of some rows; W is the length of the longest one, or T if each row holds one sequence."""
+    """The Q sequences of some rows; W is the greatest length, or T if rows hold one sequence."""
 
     kinds: UInt8[np.ndarray, "Q W"]  # SPECIAL beyond the sequence's end
     keys: UInt64[np.ndarray, "Q"]
-    rows: Int64[np.ndarray, "Q"]  # the row of each, among R
+    rows: Int64[np.ndarray, "Q"]  # the row among R
     lengths: Int64[np.ndarray, "Q"]
     first_lengths: Int64[np.ndarray, "Q"]
     offsets: Int64[np.ndarray, "Q"]  # flat index of its position 0 among the R*T positions of the rows
 
 
 class WordBoundaries(NamedTuple):
-    """Which positions start a word and which continue one; all others are special."""
+    """The positions that start a word, and those that continue one; all others are special."""
 
     starts: Bool[np.ndarray, "Q W"]
     inside: Bool[np.ndarray, "Q W"]
 
 
 class ShuffledWords(NamedTuple):
-    """The words of each sequence in random order."""
+    """Every sequence's words in random order."""
 
     keys: UInt[np.ndarray, "Q W"]  # the low bits are the position at which the word starts
     position_mask: int
@@ -141,43 +141,32 @@ class ShuffledWords(NamedTuple):
 
 
 def cut(rows: Rows, kinds: UInt8[np.ndarray, "R T"]) -> Sequences:
-    """Splits packed rows into sequences. Rows of one sequence each are used without a copy."""
+    """Splits packed rows into sequences. Rows with one sequence are used without a copy."""
     row_count, width = kinds.shape
     lengths = rows.sequence_lengths.astype(np.int64)
     starts = np.cumsum(lengths, axis=1) - lengths + np.arange(row_count)[:, None] * width
     pack = lengths.shape[1]
     numbers = np.repeat(np.arange(row_count), pack)
-    flat = (rows.sequence_keys.reshape(-1), lengths.reshape(-1), rows.first_segment_lengths.astype(np.int64))
-    keys, lengths, first_lengths = (column.reshape(-1) for column in flat)
-    starts = starts.reshape(-1)
+    first_lengths = rows.first_segment_lengths.astype(np.int64)
+    columns = [part.reshape(-1) for part in (rows.sequence_keys, numbers, lengths, first_lengths, starts)]
     if pack > 1:
         present = np.flatnonzero(lengths)
-        keys, numbers, starts = keys[present], numbers[present], starts[present]
-        lengths, first_lengths = lengths[present], first_lengths[present]
-        columns = np.arange(lengths.max(initial=1))
-        kinds = kinds.reshape(-1).take(starts[:, None] + columns, mode="clip")
-    kinds = kinds * (np.arange(kinds.shape[1]) < lengths[:, None])
-    return Sequences(kinds, keys, numbers, lengths, first_lengths, starts)
+        columns = [column[present] for column in columns]
+        lengths, starts = columns[2], columns[4]
+        width = lengths.max(initial=1)
+        kinds = kinds.reshape(-1).take(starts[:, None] + np.arange(width), mode="clip")
+    kinds = kinds * (np.arange(kinds.shape[1]) < columns[2][:, None])
+    return Sequences(kinds, *columns)
 
 
 def find_words(sequences: Sequences) -> WordBoundaries:
     """The word boundaries. A word is a token with the continuation tokens after it.
 
     A continuation token after a special token or at the start of a segment starts a word too: truncation cut its word.
+    After a word of a script without spaces, a token of a script with spaces ("Python" in the middle of a Chinese
+    sentence) starts a word, although its vocabulary marks no beginning there.
     """
     kinds = sequences.kinds
-    inside = find_insides(kinds)
-    second = np.flatnonzero(sequences.first_lengths < kinds.shape[1])
-    inside[second, sequences.first_lengths[second]] = False
-    return WordBoundaries((kinds != SPECIAL) & ~inside, inside)
-
-
-def find_insides(kinds: UInt8[np.ndarray, "Q W"]) -> Bool[np.ndarray, "Q W"]:
-    """Which tokens continue a word, without regard to segments.
-
-    After a word of a script without spaces, a token of a script with spaces ("Python" in the middle of a Chinese
-    sentence) begins a word, although its vocabulary marks no beginning there.
-    """
     inside = kinds == INSIDE
     if (kinds > INSIDE).any():
         # For each position, the last one up to it whose token is not attached to the one before.
@@ -187,7 +176,9 @@ def find_insides(kinds: UInt8[np.ndarray, "Q W"]) -> Bool[np.ndarray, "Q W"]:
         inside |= kinds == ATTACHED
     inside[:, 0] = False
     inside[:, 1:] &= kinds[:, :-1] != SPECIAL
-    return inside
+    second = np.flatnonzero(sequences.first_lengths < kinds.shape[1])
+    inside[second, sequences.first_lengths[second]] = False
+    return WordBoundaries((kinds != SPECIAL) & ~inside, inside)
 
 
 def shuffle(starts: Bool[np.ndarray, "Q W"], states: UInt64[np.ndarray, "Q"]) -> ShuffledWords:
@@ -217,7 +208,7 @@ def shuffle(starts: Bool[np.ndarray, "Q W"], states: UInt64[np.ndarray, "Q"]) ->
 def mark(
     chosen: Bool[np.ndarray, "Q W"], flat_indices: Int64[np.ndarray, "K"], lengths: Int64[np.ndarray, "K"]
 ) -> None:
-    """Marks runs of positions, given their first flat indices and their lengths."""
+    """Marks runs, given their first flat indices and their lengths."""
     flat = chosen.reshape(-1)
     step = 0
     while flat_indices.size:

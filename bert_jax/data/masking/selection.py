@@ -1,11 +1,11 @@
-"""Chooses what to mask: tokens and words one by one, or runs of words (n-grams, spans, infilling)."""
+"""Chooses the positions to mask: tokens and words one by one, or runs of words (n-grams, spans, infilling)."""
 
 import math
 from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.array_types import Bool, Float64, Int32, Int64, Integer, UInt, UInt64
+from bert_jax.array_types import Bool, Int32, Int64, Integer, UInt, UInt64
 from bert_jax.data import order as hashing
 from bert_jax.data.masking.rule import (
     INFILL_MAX,
@@ -17,7 +17,7 @@ from bert_jax.data.masking.rule import (
     mark,
 )
 
-# Chooses words one by one: masking units token and word.
+# Words one by one: masking units token and word.
 
 # Words examined together after the first phase; any number gives the same masks.
 _WORDS_LOOK_AHEAD = 8
@@ -31,7 +31,7 @@ def choose_words(
     chosen = np.zeros(keys.shape, bool)
     count, width = keys.shape
 
-    # Phase 1 takes all words before the first that does not fit at once. A word has at least one token, so no more
+    # Phase 1 takes all words before the first one that does not fit together. A word has at least one token, so no more
     # words than the largest budget are needed.
     head = keys[:, : min(width, int(budgets.max(initial=1)))]
     flat_indices, lengths = _located(head, np.arange(count), words.inside, order)
@@ -67,9 +67,9 @@ def take_heads(
     budgets: Int64[np.ndarray, "Q"],
     none: Int64[np.ndarray, "A"],
 ) -> None:
-    """In the sequences `none`, in which nothing was chosen, marks the first word, or as much of it as fits.
+    """Marks the first word, or as much of it as fits, in the sequences `none`, in which nothing was chosen.
 
-    With unit infill that word may fit: the run that began at it had no word, and no other word fitted.
+    With unit infill that word may fit: the run that began at it was empty, and no other word fitted.
     """
     none = none[order.keys[none, 0] != order.absent]
     flat_indices, lengths = _located(order.keys[none, :1], none, words.inside, order)
@@ -82,38 +82,34 @@ def _located(
     inside: Bool[np.ndarray, "Q W"],
     order: ShuffledWords,
 ) -> tuple[Int64[np.ndarray, "A C"], Int64[np.ndarray, "A C"]]:
-    """The flat index of the first position of each word, and its length; absent words exceed any budget."""
+    """Every word's first flat index and length in tokens; absent words exceed any budget."""
     width = inside.shape[1]
+    flat = inside.reshape(-1)
     present = keys != order.absent
     flat_indices = order.positions(keys) + sequences[:, None] * width
-    lengths = np.full(keys.shape, width + 1)
-    lengths[present] = _word_lengths(inside, flat_indices[present])
-    return flat_indices, lengths
-
-
-def _word_lengths(inside: Bool[np.ndarray, "Q W"], flat_indices: Int64[np.ndarray, "K"]) -> Int64[np.ndarray, "K"]:
-    """The number of tokens of the words that start at these flat indices."""
-    flat = inside.reshape(-1)
-    lengths = np.ones(flat_indices.size, np.int64)
-    growing = np.arange(flat_indices.size)
+    first = flat_indices[present]
+    sizes = np.ones(first.size, np.int64)
+    growing = np.arange(first.size)
     while growing.size:
-        following = flat_indices[growing] + lengths[growing]
+        following = first[growing] + sizes[growing]
         # The position after a sequence's last one is column 0 of the next, which never continues a word; `clip` handles
         # the last sequence.
         continues = flat.take(following, mode="clip") & (following < flat.size)
         growing = growing[continues]
-        lengths[growing] += 1
-    return lengths
+        sizes[growing] += 1
+    lengths = np.full(keys.shape, width + 1)
+    lengths[present] = sizes
+    return flat_indices, lengths
 
 
-# Chooses runs of words: masking units ngram (ALBERT), span (SpanBERT) and infill (BART).
+# Runs of words: masking units ngram (ALBERT), span (SpanBERT) and infill (BART).
 
 # Candidates of a sequence examined together; any number gives the same masks.
 _RUNS_LOOK_AHEAD = 8
 
 
 class Runs(NamedTuple):
-    """The chosen positions. Only with unit infill, their division into runs, and the runs of no word."""
+    """The chosen positions. With unit infill alone, also their division into runs, and the empty runs."""
 
     chosen: Bool[np.ndarray, "Q W"]
     firsts: Bool[np.ndarray, "Q W"]  # the first position of each run
@@ -121,46 +117,43 @@ class Runs(NamedTuple):
 
 
 class RunLengths:
-    """The distribution of the number of words of a run.
+    """The distribution of run lengths in words.
 
-    The probabilities of an n-gram are normalized over the lengths for which there is room; other runs are cut to the
-    room. Only an infilled run may have no word.
+    N-gram probabilities are normalized over the lengths for which there is room; other runs are cut to the room. Only
+    an infilled run may be empty.
     """
 
     def __init__(self, rule: MaskingRule) -> None:
         self._grams = rule.unit == "ngram"
         self._fewest = 0 if rule.unit == "infill" else 1
-        self.most = {"ngram": rule.ngram_max, "span": rule.span_max, "infill": INFILL_MAX}[rule.unit]
-        weights = _weights(rule, np.arange(self._fewest, self.most + 1))
+        self._most = {"ngram": rule.ngram_max, "span": rule.span_max, "infill": INFILL_MAX}[rule.unit]
+        sizes = np.arange(self._fewest, self._most + 1)
+        if rule.unit == "infill":
+            weights = np.array([INFILL_MEAN**size / math.factorial(size) for size in sizes.tolist()])
+        else:
+            weights = 1 / sizes if self._grams else (1 - rule.span_p) ** (sizes - 1)
         # By room, thresholds for a uniform 32-bit value: the fewest words below the first, one more below the second,
         # and so on.
-        self._thresholds = np.full((weights.size, self.most), 2**32, np.uint64)
-        for room in range(1, self.most + 1):
-            some = weights[:room] if self._grams else weights
-            self._thresholds[: some.size, room - 1] = np.rint(np.cumsum(some) / some.sum() * 2**32)
+        self._thresholds = np.full((weights.size, self._most), 2**32, np.uint64)
+        for room in range(1, self._most + 1):
+            possible = weights[:room] if self._grams else weights
+            self._thresholds[: possible.size, room - 1] = np.rint(np.cumsum(possible) / possible.sum() * 2**32)
 
     def draw(
         self, values: UInt64[np.ndarray, "*shape"], room: Integer[np.ndarray, "*shape"]
     ) -> Integer[np.ndarray, "*shape"]:
-        """The number of words of each run, from uniform 32-bit values and the words that fit (`room`, 1 or more)."""
-        room = np.minimum(room, self.most)
+        """Run lengths from uniform 32-bit values and the number of words that fit (`room`, 1 or more)."""
+        room = np.minimum(room, self._most)
         sizes = np.full_like(room, self._fewest)
         for thresholds in self._thresholds[:-1]:
             sizes += values >= (thresholds[room - 1] if self._grams else thresholds[0])
         return np.minimum(sizes, room)
 
 
-def _weights(rule: MaskingRule, sizes: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-    """The probabilities of the numbers of words, up to a factor."""
-    if rule.unit == "infill":
-        return np.array([INFILL_MEAN**size / math.factorial(size) for size in sizes.tolist()])
-    return 1 / sizes if rule.unit == "ngram" else (1 - rule.span_p) ** (sizes - 1)
-
-
 class _Text(NamedTuple):
     """The K words of all sequences in text order, over N = Q*W positions.
 
-    They form R stretches: maximal series of words that no special token and no segment border interrupts.
+    They form R stretches: maximal series of words without a special token or segment border in between.
     """
 
     starts: Int64[np.ndarray, "K+1"]  # flat index at which each word starts, ascending; then N
@@ -180,10 +173,9 @@ def choose_runs(
 ) -> Runs:
     """The runs that begin at words in random order, within each sequence's budget.
 
-    `states` seed the lengths of runs. The package's docstring says what happens to runs that meet.
+    `states` seed the lengths of runs. The package's docstring describes runs that meet.
     """
-    text = _text(sequences, words)
-    lengths = RunLengths(rule)
+    text, lengths = _text(sequences, words), RunLengths(rule)
     count, width = words.starts.shape
     runs = Runs(*(np.zeros((count, width), bool) for _ in Runs._fields))
     remaining = budgets.copy()
@@ -196,13 +188,18 @@ def choose_runs(
         positions = np.where(present, order.positions(ahead), 0)
         begins = positions + active * width
         values = hashing.mix(states[active] + positions.astype(np.uint64) * hashing.GAMMA) >> np.uint64(32)
-        ends = np.where(present, _ends(text, lengths, begins, values), begins)
+        # A run ends after its words, and at the end of its stretch at the latest.
+        numbers = text.number[begins]
+        stretches = text.stretch[numbers]
+        sizes = lengths.draw(values, text.words[stretches] - numbers)
+        ends = np.where(present, np.minimum(text.starts[numbers + sizes], text.ends[stretches]), begins)
         left = remaining[active]
-        for some_begins, some_ends, some_present in zip(begins, ends, present, strict=True):
+        # Within a sequence, candidates take their positions one after another; sequences are independent.
+        for begin, end, exists in zip(begins, ends, present, strict=True):
             if rule.unit == "infill":
-                empty = some_begins[some_present & (some_begins == some_ends) & (left > 0)]
+                empty = begin[exists & (begin == end) & (left > 0)]
                 runs.empty.reshape(-1)[empty[~runs.chosen.reshape(-1)[empty]]] = True
-            _take(runs, left, some_begins, some_ends, text, rule)
+            _take(runs, left, begin, end, text, rule)
         remaining[active] = left
         active = active[(left > 0) & present[-1]]
     none = np.flatnonzero(remaining == budgets)
@@ -210,16 +207,6 @@ def choose_runs(
     if rule.unit == "infill":
         runs.firsts[none, runs.chosen[none].argmax(axis=1)] = runs.chosen[none].any(axis=1)
     return runs
-
-
-def _ends(
-    text: _Text, lengths: RunLengths, begins: Int64[np.ndarray, "C A"], values: UInt64[np.ndarray, "C A"]
-) -> Int64[np.ndarray, "C A"]:
-    """The first position after the run that each candidate begins."""
-    numbers = text.number[begins]
-    stretches = text.stretch[numbers]
-    sizes = lengths.draw(values, text.words[stretches] - numbers)
-    return np.minimum(text.starts[numbers + sizes], text.ends[stretches])
 
 
 def _take(
@@ -230,24 +217,26 @@ def _take(
     text: _Text,
     rule: MaskingRule,
 ) -> None:
-    """Marks at most one run of each sequence, and subtracts it from what is `left` of the budgets."""
+    """Marks at most one run per sequence, and subtracts its size from `left`, the rest of the budgets."""
     sizes = ends - begins
+    # A run that exceeds the budget ends before the word that does not fit whole.
     long = np.flatnonzero(sizes > left)
     if long.size:
         sizes[long] = text.starts[text.number[begins[long] + left[long]]] - begins[long]
+    # An earlier run stops this one where they meet; an n-gram that meets one is not taken at all.
     columns = np.arange(int(sizes.max()) + 1)
     window = begins[:, None] + columns
     stops = runs.chosen.take(window, mode="clip")
     if rule.unit == "infill":
         stops |= runs.empty.take(window, mode="clip")
     stops |= columns >= sizes[:, None]
-    first = stops.argmax(axis=1)  # positions before one that stops the run, or before its end
+    taken = stops.argmax(axis=1)  # the positions before the first one that stops the run
     if rule.unit == "ngram":
-        first[first < sizes] = 0
-    runs.chosen.reshape(-1)[window[columns < first[:, None]]] = True
+        taken[taken < sizes] = 0
+    runs.chosen.reshape(-1)[window[columns < taken[:, None]]] = True
     if rule.unit == "infill":
-        runs.firsts.reshape(-1)[begins[first > 0]] = True
-    left -= first
+        runs.firsts.reshape(-1)[begins[taken > 0]] = True
+    left -= taken
 
 
 def _text(sequences: Sequences, words: WordBoundaries) -> _Text:
@@ -258,6 +247,7 @@ def _text(sequences: Sequences, words: WordBoundaries) -> _Text:
     second = np.flatnonzero(sequences.first_lengths < width)
     border[second * width + sequences.first_lengths[second]] = True
 
+    # A stretch begins at a border or after a special token, and ends before the next one of either.
     firsts = border[:-1].copy()
     firsts[1:] |= special[:-1]
     lasts = border[1:]
@@ -270,7 +260,7 @@ def _text(sequences: Sequences, words: WordBoundaries) -> _Text:
 
 
 def run_starts(sequences: Integer[np.ndarray, "K"], positions: Integer[np.ndarray, "K"]) -> Integer[np.ndarray, "K"]:
-    """The first position of the run that contains each chosen position; both are ascending."""
+    """For each chosen position, the first position of its run of consecutive ones; both arguments are ascending."""
     new = np.ones(positions.size, bool)
     new[1:] = (np.diff(sequences) != 0) | (np.diff(positions) != 1)
     firsts = np.flatnonzero(new)
@@ -278,7 +268,7 @@ def run_starts(sequences: Integer[np.ndarray, "K"], positions: Integer[np.ndarra
 
 
 class SpanTargets(NamedTuple):
-    """The inputs of the span boundary objective (Joshi et al. 2020, section 3.2): fields of Batch with the same names.
+    """Inputs for the span boundary objective (Joshi et al. 2020, section 3.2): fields of Batch, by name.
 
     Positions are those in the row; 0 in fillers.
     """
@@ -293,15 +283,15 @@ def span_targets(
     counts: Int32[np.ndarray, "R"],
     sequence_ids: Int32[np.ndarray, "R T"],
 ) -> SpanTargets:
-    """The boundaries of each prediction's span, found as runs of predicted positions of one sequence.
+    """The boundaries of the span around every prediction: a run of predicted positions in one sequence.
 
-    They need only what static masks store. Both boundaries lie in the span's sequence, which begins and ends with
+    So static masks need to store no spans. Both boundaries lie in the span's sequence, which begins and ends with
     special tokens. If a sequence lacks these, the first or last position of the span stands for the missing boundary.
     """
     (count, width), most = sequence_ids.shape, masked_positions.shape[1]
-    at = np.flatnonzero(np.arange(most) < counts[:, None])
+    real = np.flatnonzero(np.arange(most) < counts[:, None])
     row = np.repeat(np.arange(count), counts)
-    flat_indices = row * width + masked_positions.reshape(-1)[at]
+    flat_indices = row * width + masked_positions.reshape(-1)[real]
     flat = sequence_ids.reshape(-1)
     ids = flat[flat_indices]
 
@@ -315,8 +305,8 @@ def span_targets(
     right = np.minimum(begins + sizes, origins + width - 1)
     right = np.where(flat[right] == span_ids, right, begins + sizes - 1)
 
-    fields = np.zeros((3, count, most), np.int32)
-    for field, values in zip(fields, (left - origins, right - origins), strict=False):
-        field.reshape(-1)[at] = np.repeat(values, sizes)
-    fields[2].reshape(-1)[at] = flat_indices - np.repeat(begins - 1, sizes)
-    return SpanTargets(*fields)
+    targets = SpanTargets(*np.zeros((3, count, most), np.int32))
+    targets.span_left.reshape(-1)[real] = np.repeat(left - origins, sizes)
+    targets.span_right.reshape(-1)[real] = np.repeat(right - origins, sizes)
+    targets.span_offsets.reshape(-1)[real] = flat_indices - np.repeat(begins - 1, sizes)
+    return targets
