@@ -128,7 +128,7 @@ def test_empty_unfinished_folder_is_used(tmp_path: Path) -> None:
 
 def test_unrelated_file_with_the_name_of_an_unfinished_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out.incomplete").write_text("mine")
-    with pytest.raises(UserError, match="exists and is no unfinished output"):
+    with pytest.raises(UserError, match="already exists and was not left by an interrupted run"):
         write(tmp_path / "out", "atomic_folder")
     assert (tmp_path / "out.incomplete").read_text() == "mine"
 
@@ -143,7 +143,7 @@ def test_one_of_many_simultaneous_writers_creates_the_folder(tmp_path: Path) -> 
         "for number in range(100):\n"
         "    try:\n"
         "        with local.atomic_folder(f'{sys.argv[1]}/{number}') as folder:\n"
-        "            [(folder / f'{sys.argv[2]}-{each}').touch() for each in range(5)]\n"
+        "            [(folder / f'{sys.argv[2]}-{index}').touch() for index in range(5)]\n"
         "        print(number)\n"
         "    except command.UserError: pass"
     )
@@ -158,7 +158,8 @@ def test_one_of_many_simultaneous_writers_creates_the_folder(tmp_path: Path) -> 
     assert not any(message for _, message in ended), ended
     for name, (made, _) in zip("abc", ended, strict=True):
         for number in made.split():
-            assert names(tmp_path / number.decode()) == {f"{name}-{each}" for each in range(5)}
+            # A writer that comes too late may have created another marker in the folder while it was being renamed.
+            assert names(tmp_path / number.decode()) - {MARKER} == {f"{name}-{index}" for index in range(5)}
     (tmp_path / "go").unlink()
     assert set(os.listdir(tmp_path)) == {str(number) for number in range(100)}
     assert sum(len(made.split()) for made, _ in ended) == 100
