@@ -106,8 +106,8 @@ def test_small_caches_and_blocks_change_no_id(vocab_dir, lines, monkeypatch):
             np.testing.assert_array_equal(found, wanted)
 
 
-class RecordingLibrary:
-    """A chunk encoder whose only id for a chunk is its length, and which records the chunks that it encodes."""
+class RecordingLibrary(engine.Engine):
+    """An engine whose only id for a chunk is its length, and which records the chunks that it encodes."""
 
     def __init__(self) -> None:
         self.encoded: list[str] = []
@@ -117,9 +117,6 @@ class RecordingLibrary:
 
     def split(self, texts: Sequence[str]) -> engine.ChunkedTexts:
         return engine.ChunkedTexts("\n".join(texts))
-
-    def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
-        return {}
 
     def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
         self.encoded += keys
