@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -45,8 +45,6 @@ _MARKS = b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 _INNER, _MARK, _GAP = range(3)
 _ROLES = bytes(_GAP if byte in _SPACE + _NEWLINE else _INNER for byte in range(256))
 _ROLES_WITH_MARKS = bytes(_MARK if byte in _MARKS else role for byte, role in enumerate(_ROLES))
-# Frequent characters in English text, roughly from rare to frequent. All others are rarer.
-_FREQUENT = "zqjxkv'bpgywmfucldrhsinoate-.,# "
 
 
 class ChunkedTexts(NamedTuple):
@@ -305,37 +303,6 @@ def text_tokens(added: Iterable[AddedToken]) -> re.Pattern[str] | None:
     """Matches the added tokens that are matched in running text; None if there are none."""
     contents = [re.escape(token.content) for token in added if not token.special]
     return re.compile("|".join(contents)) if contents else None
-
-
-class NormalizedTokens:
-    """Finds the texts in whose normalized form tokens occur. The normalizer maps each character independently.
-
-    To normalize a text takes about as long as to encode it. So only texts with a character that normalizes to some
-    token's rarest character are normalized.
-    """
-
-    def __init__(self, contents: Iterable[str], normalize: Callable[[str], str]) -> None:
-        self._normalize = normalize
-        self._tokens = [normalize(content) for content in contents]  # as the library looks them up
-        self._rare = {min(token, key=_FREQUENT.find, default="") for token in self._tokens}
-        self._seen: set[str] = set()  # characters in texts
-        self._sources: list[str] = []  # the seen characters that normalize to a rare one
-        self._see(map(chr, range(128)))
-
-    def occur(self, text: str) -> bool:
-        """Whether one of the tokens occurs in the normalized text."""
-        if not text.isascii():
-            self._see(set(text) - self._seen)
-        if not any(source in text for source in self._sources):
-            return False
-        normal = self._normalize(text)
-        return any(token in normal for token in self._tokens)
-
-    def _see(self, characters: Iterable[str]) -> None:
-        for character in characters:
-            self._seen.add(character)
-            if any(rare in self._normalize(character) for rare in self._rare):
-                self._sources.append(character)
 
 
 def template(

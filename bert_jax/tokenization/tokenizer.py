@@ -15,6 +15,7 @@ import numpy as np
 
 from bert_jax.array_types import Int64, Integer, UInt
 from bert_jax.tokenization import vocabulary
+from bert_jax.tokenization.byte_bpe import ByteBPEEngine
 from bert_jax.tokenization.engine import ChunkCache, Engine, refuse_surrogates
 from bert_jax.tokenization.specification import TokenizerSpec
 from bert_jax.tokenization.vocabulary import Vocabulary
@@ -32,14 +33,11 @@ class Tokenizer(Vocabulary):
         super().__init__(spec)
         self._engine: Engine
         spec_of_kind: Any = spec
-        # Only the kind's own library is imported.
         if self.kind == "wordpiece":
             self._engine = WordPieceEngine(spec_of_kind)
         elif self.kind == "bpe":
-            from bert_jax.tokenization.byte_bpe import ByteBPEEngine
-
             self._engine = ByteBPEEngine(spec_of_kind)
-        else:
+        else:  # SentencePiece's library is imported only if it is needed
             from bert_jax.tokenization.sentencepiece_engine import SentencePieceEngine
 
             self._engine = SentencePieceEngine(spec_of_kind)

@@ -15,7 +15,7 @@ from bert_jax.array_types import Bool, Integer
 from bert_jax.errors import UserError
 from bert_jax.storage.files import read_json
 from bert_jax.storage.hub import named_folder
-from bert_jax.tokenization import wordpiece
+from bert_jax.tokenization import byte_bpe, wordpiece
 from bert_jax.tokenization.specification import (
     Roles,
     TokenizerSpec,
@@ -185,8 +185,7 @@ def _read(path: Path, lowercase: bool | None) -> TokenizerSpec:
 
 
 def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> TokenizerSpec:
-    """Reads one file. The modules for a kind are imported only if it is read, because of their libraries."""
-    if file.suffix == ".model":
+    if file.suffix == ".model":  # SentencePiece's library is imported only if it is needed
         from bert_jax.tokenization import sentencepiece_model
 
         return sentencepiece_model.from_model(file, settings, lowercase)
@@ -196,8 +195,6 @@ def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> 
         return wordpiece.from_lines(file, settings, lowercase)
     content = read_json(file)
     if file.name == "vocab.json":
-        from bert_jax.tokenization import byte_bpe
-
         return byte_bpe.from_files(content, file.parent / "merges.txt", settings, lowercase)
     model = content.get("model") or {}
     if not model:
@@ -209,8 +206,6 @@ def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> 
     if kind == "WordPiece":
         return wordpiece.from_json(content, settings, lowercase)
     if kind == "BPE":
-        from bert_jax.tokenization import byte_bpe
-
         return byte_bpe.from_json(content, settings, lowercase)
     if kind == "Unigram":
         from bert_jax.tokenization import sentencepiece_model

@@ -19,14 +19,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.array_types import Bool, Int32, Int64, UInt8
 from bert_jax.errors import UserError
-from bert_jax.tokenization.engine import (
-    ChunkedTexts,
-    LibraryEngine,
-    NormalizedTokens,
-    add_tokens,
-    template,
-    text_tokens,
-)
+from bert_jax.tokenization.engine import ChunkedTexts, LibraryEngine, add_tokens, template, text_tokens
 from bert_jax.tokenization.specification import (
     BERT_ROLES,
     HASHED_IF_CHANGED,
@@ -381,18 +374,29 @@ class WordPieceEngine(LibraryEngine):
         super().__init__(library_tokenizer(spec), id_dtype(len(spec.all_tokens())))
         self._spec = spec
         self._text_tokens = text_tokens(spec.added)
-        normalized = [token.content for token in spec.added if token.normalized and not token.special]
-        self._normalized = NormalizedTokens(normalized, self._library.normalizer.normalize_str) if normalized else None
+        normalize = self._library.normalizer.normalize_str
+        # Added tokens that are matched in normalized text, as the library looks them up.
+        self._normalized = [normalize(token.content) for token in spec.added if token.normalized and not token.special]
 
     def split(self, texts: Sequence[str]) -> ChunkedTexts:
         exceptions: dict[int, list[str] | None] = {}
         if self._text_tokens is not None:  # added tokens that are matched in running text may span white space
             for index, text in enumerate(texts):
-                if self._text_tokens.search(text) or (self._normalized and self._normalized.occur(text)):
+                if self._text_tokens.search(text) or self._has_normalized_token(text):
                     exceptions[index] = None
             texts = ["" if index in exceptions else text for index, text in enumerate(texts)]
         block = replaced(lines(texts), _CLEANED if self._spec.clean_text else _SPACES)
         return ChunkedTexts(block, marks=True, fold=self._spec.lowercase, exceptions=exceptions)
+
+    def _has_normalized_token(self, text: str) -> bool:
+        if not self._normalized:
+            return False
+        # Printable ASCII is at most lower-cased. The library's normalization takes about as long as its encoding.
+        if text.isascii() and text.isprintable():
+            normal = text.lower() if self._spec.lowercase else text
+        else:
+            normal = self._library.normalizer.normalize_str(text)
+        return any(token in normal for token in self._normalized)
 
     def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
         matched = self._longest_match.encode(keys)
