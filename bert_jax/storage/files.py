@@ -29,13 +29,13 @@ from bert_jax.errors import UserError
 from bert_jax.storage.remote import BinaryFile, first_line, is_remote, open_stream
 
 INCOMPLETE = ".incomplete"  # suffix for the name of an unfinished folder or long file
-# Marks an unfinished folder as one that atomic_folder may replace. A kill can leave it in a complete folder.
+# Marks an unfinished folder, so that atomic_folder may replace it. A kill can leave it in a complete folder.
 MARKER = ".made_by_bert_jax"
 _TEMPORARY = ".tmp"
 
 
 def incomplete_path(path: Path) -> Path:
-    """The name that a folder or long file has while it is unfinished."""
+    """The name of a folder or long file while it is unfinished."""
     return path.parent / (path.name + INCOMPLETE)
 
 
@@ -94,10 +94,10 @@ def parse_json(content: bytes, name: str) -> dict[str, Any]:
 
 
 def refuse_existing(output: Path) -> None:
-    """Raises UserError for an output that cannot be created.
+    """Raises UserError if an output cannot be created.
 
-    It exists (nothing is overwritten), is in an object store, or has a name that is reserved for unfinished outputs or
-    is not UTF-8 (Arrow cannot open such a file).
+    It exists (nothing is overwritten), is in an object store, or its name is reserved for unfinished outputs or is not
+    UTF-8 (Arrow cannot open such a file).
     """
     try:
         str(output).encode()
@@ -118,7 +118,7 @@ def refuse_existing(output: Path) -> None:
 
 
 def refuse_inside(output: Path, folder: Path) -> None:
-    """Raises UserError for an output inside a finished folder, which contains exactly the files that it lists."""
+    """Raises UserError for an output inside a finished folder, whose files are all listed in it."""
     if Path(os.path.realpath(output)).is_relative_to(os.path.realpath(folder)) and output != folder:
         raise UserError(f"output {output} is inside {folder}. Choose an --output outside of it")
 
@@ -173,8 +173,8 @@ def atomic_folder(directory: str | Path) -> Iterator[Path]:
     The leftover of a killed run is replaced.
 
     Raises:
-        UserError: DIR exists, another job is writing it, or DIR.incomplete holds files but no MARKER, so that it is
-            not such a leftover.
+        UserError: DIR exists, another job is writing it, or DIR.incomplete holds files but no MARKER, so it is no such
+            leftover.
     """
     directory = Path(directory)
     refuse_existing(directory)
@@ -287,10 +287,10 @@ def decompressed(stored: BinaryFile, suffix: str, buffer_bytes: int = _BUFFER_BY
 
 
 def read_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]:
-    """Yields a local or remote file's decompressed content. `on_read` gets the stored bytes that a block took.
+    """Yields a local or remote file's decompressed content. `on_read` gets the number of stored bytes behind a block.
 
     Raises:
-        DamagedFile: once everything that can be decompressed has been yielded.
+        DamagedFile: at the damage, once all content before it has been yielded.
         OSError: as `open_file` does.
     """
     compression = suffixes(path)[1]
@@ -307,7 +307,7 @@ def read_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]
                 stored_bytes = stored.tell()
             on_read(stored.tell() - stored_bytes)
     except DamagedFile:
-        # A decompressor that meets damage drops the content that it decompressed in that call. So the file is read
+        # At the damage, a decompressor drops the content that it decompressed in the same call. So the file is read
         # again. From just before the damage on, the decompressor gets, and returns, one byte at a time.
         rest = bytearray()
         with (
@@ -398,7 +398,7 @@ class _BytewiseTail(io.RawIOBase):
 
 # Temporary folders on disk for large files on their way to or from a store.
 
-IN_MEMORY = "bert_jax-in_memory-"  # begins the names of temporary folders for models and data that were in memory
+IN_MEMORY = "bert_jax-in_memory-"  # prefix of temporary folders for models and data from memory
 _LOCK = "lock"
 
 

@@ -61,7 +61,7 @@ class Record:
         return json.dumps(dataclasses.asdict(self)).ljust(RECORD_BYTES - 1).encode() + b"\n"
 
     def has_ended(self, here: "Record", locked: bool) -> bool:
-        """Whether the process is known to have ended. `locked`: `here` got the lock that a live one would hold."""
+        """Whether the process is known to have ended. `locked`: `here` got the lock, which a live one would hold."""
         if self.boot != here.boot:
             return False
         if not locked and self.pid_namespace == here.pid_namespace:
@@ -245,7 +245,7 @@ class Hold:
     def _why_lost(self) -> str:
         """Explains why this run does not hold the folder any more; empty if it does.
 
-        It still does if the file cannot be read: the write that follows will fail as well.
+        It still does if the file cannot be read: the next write will fail as well.
         """
         try:
             seen = self._look()
@@ -267,9 +267,9 @@ class Hold:
 class StoredHold(Hold):
     """A folder in an object store that this process holds, with a lease and no lock; see `Hold`.
 
-    Of several requests that expect the same version of an object, the store grants one. So two runs cannot take the
-    folder at the same time, and a holder that was suspended and replaced can neither renew its lease nor remove the
-    new holder's object.
+    If several requests expect the same version of an object, the store grants one. So two runs cannot take the folder
+    at the same time, and a suspended holder, once replaced, can neither renew its lease nor remove the new holder's
+    object.
     """
 
     def _take(self, report: Report) -> None:
@@ -338,7 +338,7 @@ def release_all() -> None:
         held.remove()
 
 
-# Objects in a store that are read with their version, and written only if they still have it.
+# Objects in a store. They are read with their version, and written only if they still have it.
 #
 # The version is a generation in Google Cloud Storage (cloud.google.com/storage/docs/request-preconditions), an ETag in
 # S3 (docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-requests.html).

@@ -33,8 +33,8 @@ class Store(NamedTuple):
     package: str  # with which etils, and so Orbax, reads and writes it
     extra: str  # which installs that package
     protocol: str  # fsspec's name for it
-    reading: str  # permission that reading a run needs
-    training: str  # ... and that training needs in addition
+    reading: str  # permission to read a run
+    training: str  # ... and in addition for training
     cloud: str  # the name of its credentials
     login: str  # how to get them
 
@@ -201,7 +201,7 @@ def absolute(path: Location) -> Location:
 
 
 def is_store_failure(error: BaseException | None) -> bool:
-    """Whether an error, or its cause, means that a store refused or did not answer, and nothing about an object."""
+    """Whether an error or its cause comes from a store's refusal or silence, and says nothing about an object."""
     for cause in with_causes(error):
         package = type(cause).__module__.split(".")[0]
         if isinstance(cause, MemoryError) or package in ("jax", "jaxlib"):
@@ -267,8 +267,8 @@ def remove_folder(path: Location) -> None:
 def replace_folder(target: Location, save: Callable[[Path], None]) -> None:
     """Replaces a folder's files by those that `save` writes into its argument.
 
-    On disk, the folder appears complete or not at all. In a store, files that do not change are not written, so that
-    their readers notice nothing; a kill can leave some of the files.
+    On disk, the folder appears complete or not at all. In a store, unchanged files are not written, so their readers
+    notice nothing; a kill can leave some of the files.
     """
     if isinstance(target, Path):
         remove_folder(target)

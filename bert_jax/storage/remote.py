@@ -36,8 +36,8 @@ _TIMEOUT_SECONDS = 120  # for a store that does not answer
 _DENIED = re.compile(
     r"^Forbidden\b|\b(PERMISSION_DENIED|UNAUTHENTICATED|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH)\b"
 )
-# Errors that the same command meets again: nothing at the address, an address that cannot exist, a bucket in another
-# region (301), and a variable that forbids asking the Hub.
+# Errors that the same command meets again: nothing at the address, an impossible address, a bucket in another region
+# (301), and a variable that forbids asking the Hub.
 _LASTING = re.compile(
     r"\b(NO_SUCH_BUCKET|NO_SUCH_KEY|RESOURCE_NOT_FOUND|INVALID_ARGUMENT|HTTP status 301|HF_HUB_OFFLINE)\b"
 )
@@ -374,8 +374,8 @@ def find_files(pattern: str) -> list[FoundFile]:
     if pattern and os.path.exists(pattern):
         paths = [pattern]
     else:
-        # glob skips folders that it may not read, so they are found beforehand: the folder before each part from the
-        # first wildcard on must be searchable and, if the part is a wildcard, listable.
+        # glob skips folders without permission, so they are checked beforehand: from the first wildcard on, the folder
+        # before a part must be searchable and, if the part is a wildcard, listable.
         parts = pattern.split("/")
         for index in range(_first_wildcard(parts), len(parts)):
             mode = os.R_OK | os.X_OK if _WILDCARD.search(parts[index]) else os.X_OK

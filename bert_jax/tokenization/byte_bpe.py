@@ -40,21 +40,21 @@ from bert_jax.tokenization.wordpiece import WHITE_SPACE
 
 # The library's normalizers that a byte-level tokenizer may have; they take no settings.
 NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents")
-# Those that neither create white space nor delete characters.
+# Normalizers that neither create white space nor delete characters.
 CHUNKABLE_NORMALIZERS = ("NFC", "NFD", "Lowercase")
 _SPACES = tuple(" \t\n\v\f\r")
 
 
 @dataclass(frozen=True)
 class ByteBPESpec(TokenList):
-    """Everything that determines the ids of a byte-level BPE tokenizer."""
+    """Everything that determines a byte-level BPE tokenizer's ids."""
 
     tokens: tuple[str, ...]  # by id; bytes are written as GPT-2 writes them
     merges: tuple[tuple[str, str], ...]  # by rank
     roles: Roles = ROBERTA_ROLES
     add_prefix_space: bool = False  # whether a text's first word gets a space before it
     normalizers: tuple[str, ...] = ()  # from NORMALIZERS, in the order in which they apply
-    ignore_merges: bool = False  # whether a pre-token that is in the vocabulary is not merged
+    ignore_merges: bool = False  # whether pre-tokens in the vocabulary are not merged
     added: tuple[AddedToken, ...] = ()  # __post_init__ adds the roles' tokens
     adds_special_tokens: bool = field(default=True, metadata=UNHASHED)
     separators: int = field(default=0, metadata=HASHED_IF_CHANGED)  # between two texts; 0: as usual with the roles
@@ -121,7 +121,7 @@ class ByteBPESpec(TokenList):
 def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase: bool | None) -> ByteBPESpec:
     """Reads a tokenizer.json; `settings` name the special tokens.
 
-    Raises UserError if it is not byte-level BPE that splits text as GPT-2 does.
+    Raises UserError for another kind of BPE, or if it does not split text as GPT-2 does.
     """
     model = content["model"]
     splitter = content.get("pre_tokenizer") or {}
@@ -245,7 +245,7 @@ def _token_text(token: str) -> str:
 
 
 def _token_bytes(token: str) -> bytes:
-    """A token's bytes; in a token that a user added, characters stand for themselves."""
+    """A token's bytes. In tokens added by a user, characters stand for themselves."""
     if not all(character in _BYTES for character in token):
         return token.encode()
     return bytes(_BYTES[character] for character in token)
@@ -258,7 +258,7 @@ def _token_bytes(token: str) -> bytes:
 # The white-space half of GPT-2's expression: a space, or the last of several, belongs to the word that follows it.
 _SPLIT_SPACES = f" \\n{WHITE_SPACE}"
 _PRE_TOKENS = re.compile(f" ?[^{_SPLIT_SPACES}]+|[{_SPLIT_SPACES}]+(?![^{_SPLIT_SPACES}])|[{_SPLIT_SPACES}]+")
-# GPT-2's expression for text that is all ASCII.
+# GPT-2's expression for ASCII text.
 _ASCII_PRE_TOKENS = re.compile("'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^\t-\r A-Za-z0-9]+")
 
 
@@ -325,7 +325,7 @@ def _chunk(key: str) -> str:
 
 
 def library_tokenizer(spec: ByteBPESpec) -> tokenizers.Tokenizer:
-    """The `tokenizers` library's tokenizer. Raises UserError for merges that do not fit the vocabulary."""
+    """The `tokenizers` library's tokenizer. Raises UserError if the merges do not fit the vocabulary."""
     vocabulary = {token: index for index, token in enumerate(spec.tokens)}
     try:
         model = models.BPE(vocab=vocabulary, merges=list(spec.merges), ignore_merges=spec.ignore_merges)

@@ -1,10 +1,10 @@
 """The common part of all engines: their protocol, the cache, and encoding by the `tokenizers` library.
 
-An engine turns text into ids. A bounded cache from chunks of text to ids makes it several times as fast, because the
-library then encodes most words once. A chunk is the text between two white spaces; each kind of tokenizer knows which
-texts may be split in this way, and at which characters (`Engine.split`). A chunk that is not cached goes to the
-library, so this code reimplements no Unicode rule. Texts are split and their chunks counted as arrays of bytes (numpy,
-Arrow), so Python handles each distinct chunk in a block once. Read `ChunkCache.encode` first.
+An engine turns text into ids. A bounded cache from text chunks to ids makes it several times as fast, because the
+library then encodes most words once. A chunk is the text between two white spaces; an engine knows which texts may be
+split in this way, and at which characters (`Engine.split`). Unknown chunks go to the library, so this code reimplements
+no Unicode rule. Texts are split and their chunks counted as byte arrays (numpy, Arrow), so Python handles a distinct
+chunk once in a block. Read `ChunkCache.encode` first.
 """
 
 import dataclasses
@@ -30,11 +30,11 @@ except ImportError:
     from pyarrow.compute import call_function
 
 # Entries take about 200 bytes each (key, ids, dictionary entry): 60 MB. The cache has two halves, so that filling it up
-# evicts only chunks that were not used recently.
+# evicts only chunks without recent use.
 CACHE_CHUNKS = 300_000
 # Longer chunks (sentences in unspaced scripts, URLs) seldom recur, and would make the memory unbounded.
 CACHED_CHUNK_LENGTH = 40
-# Characters of text that are looked up together. Larger blocks have a smaller share of distinct chunks.
+# Characters of text whose chunks are looked up together. Larger blocks have a smaller share of distinct chunks.
 BLOCK_CHARACTERS = 1 << 22
 # Chunks passed to the library in one call.
 LIBRARY_CHUNKS = 20_000
@@ -50,12 +50,12 @@ _ROLES_WITH_MARKS = bytes(_MARK if byte in _MARKS else role for byte, role in en
 class ChunkedTexts(NamedTuple):
     """Texts split into chunks.
 
-    block      one line per text: the keys of its chunks, separated by spaces; empty for the texts in `exceptions`
-    firsts     for each text the key of its first chunk, if that differs from the key in `block`
-    marks      whether each punctuation mark in ASCII, and from U+2010 to U+2027, is a chunk of its own
+    block      one line per text: its chunks' keys, separated by spaces; empty for the texts in `exceptions`
+    firsts     the keys of the texts' first chunks, if they may differ from the keys in `block`
+    marks      whether punctuation marks in ASCII, and from U+2010 to U+2027, are chunks of their own
     fold       whether ASCII capitals are lower-cased
-    exceptions by index, the texts that `block` leaves out: the keys of their chunks, or None if only the library can
-               encode the whole text
+    exceptions texts outside of `block`, by index: their chunks' keys, or None if only the library can encode the whole
+               text
     """
 
     block: str
@@ -69,28 +69,28 @@ class ChunkedTexts(NamedTuple):
 class Engine(Protocol):
     """A library's tokenizer and the rules by which it splits text.
 
-    Texts are Unicode. Ids that are not a list are the bytes of an array of id_dtype.
+    Texts are Unicode. Ids are lists, or the bytes of an array of id_dtype.
     """
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
-        """Encodes each whole text by the library."""
+        """Encodes whole texts by the library."""
 
     def split(self, texts: Sequence[str]) -> ChunkedTexts | None:
-        """Splits texts into chunks whose concatenated ids are the text's; None if no text may be split."""
+        """Splits texts into chunks whose concatenated ids are the texts' ids; None if no text may be split."""
 
     def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
-        """Encodes each chunk by the library."""
+        """Encodes chunks by the library."""
         return self.encode(keys)
 
     def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
-        """For chunks known to consist of several words, the keys whose concatenated ids are the chunk's ids."""
+        """For chunks known to contain several words, the keys whose concatenated ids are the chunk's ids."""
         return {}
 
     def encode_special(self, text: str) -> list[int]:
         """Encodes a text in which special tokens are replaced by their ids."""
 
     def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encodes a text; also returns the character span [start, end) of each id."""
+        """Encodes a text; also returns the ids' character spans [start, end)."""
 
     def decode(self, ids: list[int]) -> str:
         """Readable text, including special tokens."""
@@ -110,7 +110,7 @@ class ChunkCache:
         self._older: dict[str, bytes] = {}
 
     def encode(self, texts: Sequence[str]) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "m"]]:
-        """Returns the concatenated ids of all texts, and the number of ids of each."""
+        """Returns the concatenated ids of all texts, and the texts' numbers of ids."""
         blocks = [self._encode_block(block) for block in _blocks(texts)]
         ids = [np.zeros(0, self._id_dtype), *(ids for ids, _ in blocks)]
         counts = [np.zeros(0, np.int64), *(counts for _, counts in blocks)]
@@ -152,7 +152,7 @@ class ChunkCache:
     def _with_exceptions(
         self, ids: np.ndarray, counts: np.ndarray, texts: Sequence[str], exceptions: dict[int, list[str] | None]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Inserts the ids and counts of the texts that were not part of the block."""
+        """Inserts the ids and counts of the texts outside of the block."""
         whole = [index for index, keys in exceptions.items() if keys is None]
         encoded = dict(zip(whole, self._engine.encode([texts[index] for index in whole]), strict=True))
         for index, keys in exceptions.items():
@@ -209,7 +209,7 @@ def _blocks(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _distinct(chunked: ChunkedTexts) -> tuple[np.ndarray, list[str], Int64[np.ndarray, "boundaries"]]:
-    """Returns each chunk as an index into the distinct chunks, these, and the chunks at which lines begin and end.
+    """Returns all chunks as indices into the distinct chunks, these, and the indices at which lines begin and end.
 
     Raises UnicodeEncodeError for a lone surrogate.
     """
@@ -272,7 +272,7 @@ class LibraryEngine(Engine):
         return str(self._library.to_str(pretty=True))
 
     def library_ids(self, library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[bytes]:
-        """Encodes each text as bytes. One call encodes many texts, because a call costs more than a word."""
+        """Encodes texts as bytes, many in one call, because a call costs more than a word."""
         encoded: list[bytes] = []
         width = np.dtype(self.id_dtype).itemsize
         for start in range(0, len(texts), LIBRARY_CHUNKS):
@@ -292,7 +292,7 @@ class LibraryEngine(Engine):
 
 
 def add_tokens(library: tokenizers.Tokenizer, added: Iterable[AddedToken]) -> None:
-    """Adds tokens that are matched before text is split."""
+    """Adds tokens to match before text is split."""
     for token in added:
         options = dataclasses.asdict(token)
         library_token = tokenizers.AddedToken(options.pop("content"), **options)
@@ -300,7 +300,7 @@ def add_tokens(library: tokenizers.Tokenizer, added: Iterable[AddedToken]) -> No
 
 
 def text_tokens(added: Iterable[AddedToken]) -> re.Pattern[str] | None:
-    """Matches the added tokens that are matched in running text; None if there are none."""
+    """A pattern for the added tokens to match in running text; None if there are none."""
     contents = [re.escape(token.content) for token in added if not token.special]
     return re.compile("|".join(contents)) if contents else None
 
@@ -308,7 +308,7 @@ def text_tokens(added: Iterable[AddedToken]) -> re.Pattern[str] | None:
 def template(
     cls: tuple[str, int], sep: tuple[str, int], *, separators: int = 1, second: int = 1
 ) -> processors.TemplateProcessing:
-    """The sequences of one text and of two texts.
+    """The sequences for one text and for two texts.
 
     Args:
         cls, sep: tokens and their ids.

@@ -29,7 +29,7 @@ _SWITCHES = (
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token that is matched before text is split: a special token, or a word that a user added to a vocabulary."""
+    """A token to match before text is split: a special token, or a word added to a vocabulary by a user."""
 
     content: str
     special: bool = True
@@ -40,7 +40,7 @@ class AddedToken:
 
 
 class Roles(NamedTuple):
-    """The special tokens by role, with the names that `transformers` uses."""
+    """The special tokens by role, with the names in `transformers`."""
 
     pad_token: str
     unk_token: str
@@ -72,7 +72,7 @@ class TokenizerSpec(Protocol):
 
     @property
     def pair_separators(self) -> int:
-        """Number of separators that published models of this kind place between two texts."""
+        """Number of separators between two texts, as published models of this kind have it."""
 
     @property
     def adds_special_tokens(self) -> bool:
@@ -80,10 +80,10 @@ class TokenizerSpec(Protocol):
 
     @property
     def keeps_newlines(self) -> bool:
-        """Whether line breaks have tokens, and a text that is split before white space keeps its ids."""
+        """Whether line breaks have tokens, and splitting a text before white space keeps its ids."""
 
     def all_tokens(self) -> tuple[str, ...]:
-        """Every token by id: the model's tokens, then the added tokens that are not among them."""
+        """Every token by id: the model's tokens, then further added tokens."""
 
     def special_ids(self) -> tuple[int, ...]:
         """The special tokens' ids, ascending."""
@@ -95,10 +95,10 @@ class TokenizerSpec(Protocol):
         """An ordinary token's characters, without the mark for a word's beginning or inside."""
 
     def utf8(self, token: str) -> bytes:
-        """An ordinary token's bytes, which may be parts of characters, without that mark."""
+        """An ordinary token's bytes, which may be parts of characters, likewise."""
 
     def within_text(self) -> "TokenizerSpec":
-        """The tokenizer for pieces that continue a text: it puts no space before the first word."""
+        """The tokenizer for the continuation of a text: it puts no space before the first word."""
 
     def of_tasks(self) -> "TokenizerSpec":
         """The tokenizer for task texts, in which it matches special tokens without a role."""
@@ -117,7 +117,7 @@ HASHED_IF_CHANGED = {"hashed": "if changed"}
 
 
 class TokenList:
-    """A specification that lists its model's tokens, and the tokens added to them."""
+    """A specification with a list of its model's tokens, and of added tokens."""
 
     kind: str
     tokens: tuple[str, ...]  # by id
@@ -174,7 +174,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
 
 
 def stated_separators(post_processor: Mapping[str, Any] | None) -> int | None:
-    """Number of separators that tokenizer.json's post_processor puts between two texts; None if it does not say."""
+    """Number of separators between two texts in tokenizer.json's post_processor; None if it does not say."""
     for step in (post_processor.get("processors") or [post_processor]) if post_processor else ():
         if step["type"] == "TemplateProcessing":
             texts = [index for index, part in enumerate(step["pair"]) if "Sequence" in part]
@@ -187,10 +187,10 @@ def stated_separators(post_processor: Mapping[str, Any] | None) -> int | None:
 def write_settings(
     directory: Path, config: Mapping[str, Any], roles: Roles, added: Sequence[AddedToken] = (), ends: bool = True
 ) -> None:
-    """Writes tokenizer_config.json and special_tokens_map.json, with the names that `transformers` uses.
+    """Writes tokenizer_config.json and special_tokens_map.json, with the names in `transformers`.
 
     Args:
-        added: tokens of which the special ones without a role are written too.
+        added: its special tokens without a role are written too.
         ends: whether cls and sep are also written as bos_token and eos_token.
     """
     special: dict[str, Any] = {"bos_token": roles.cls_token, "eos_token": roles.sep_token} if ends else {}
@@ -319,9 +319,9 @@ def is_unspaced(character: str) -> bool:
 
 
 def begins_unspaced(utf8: bytes) -> bool:
-    """Whether a token's bytes begin with a character of such a script that is no mark.
+    """Whether a token's bytes begin with a character in such a script, except a mark.
 
-    If they end within this character, all characters that it may be must lie between two characters of such scripts.
+    If they end within this character, all possible characters must lie between two characters in such scripts.
     """
     if utf8 < b"\xe0":  # a lower code point, as in most tokens
         return False
@@ -340,7 +340,7 @@ def _is_mark(codes: tuple[int, int]) -> bool:
 
 
 def _first_character(utf8: bytes) -> tuple[int, int] | None:
-    """The lowest and the highest code point that the first character may have; None if it began before.
+    """The first character's lowest and highest possible code point; None if it began before.
 
     They differ if bytes are missing at the end.
     """

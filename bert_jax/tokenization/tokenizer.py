@@ -23,9 +23,9 @@ from bert_jax.tokenization.wordpiece import WordPieceEngine
 
 
 class Tokenizer(Vocabulary):
-    """A vocabulary that also encodes text as ids and decodes ids.
+    """A vocabulary with an encoder and a decoder.
 
-    All ids equal those that the library alone would give. A tokenizer pickles as its specification, so processes fill
+    All ids equal the library's own. A tokenizer pickles as its specification, so processes fill
     caches of their own. It is not safe for use by several threads at once.
     """
 
@@ -48,7 +48,7 @@ class Tokenizer(Vocabulary):
 
     @functools.cached_property
     def within_text(self) -> "Tokenizer":
-        """The tokenizer for pieces that continue a text without a space: it puts none before their first word."""
+        """The tokenizer for the continuation of a text without a space: it puts none before the first word."""
         spec = self.spec.within_text()
         return self if spec == self.spec else Tokenizer(spec)
 
@@ -83,7 +83,7 @@ class Tokenizer(Vocabulary):
         return ids, np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
     def as_in_text(self, words: Sequence[str]) -> list[str]:
-        """Prepares words for `encode_many` so that they get the ids that they have within the whole text.
+        """Prepares words for `encode_many` so that they get the same ids as within the whole text.
 
         In byte-level BPE a word includes the space before it, which a text's first word does not have.
         """
@@ -106,9 +106,9 @@ class Tokenizer(Vocabulary):
     ) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "boundaries"], Int64[np.ndarray, "n 2"]]:
         """Like `encode_many`, but also returns the character span [start, end) of its text for each id.
 
-        A token's span excludes white space before its word. A token that consists of white space alone has the span of
-        that white space or, with SentencePiece, an empty span where the next word begins. All bytes of one character
-        have its span. This method bypasses the cache, so it is slower than `encode_many`.
+        A token's span excludes white space before its word. A token of white space alone has its span or, with
+        SentencePiece, an empty span at the next word's beginning. All bytes of one character have its span. This method
+        bypasses the cache, so it is slower than `encode_many`.
         """
         refuse_surrogates(texts)
         ids, offsets = [np.zeros(0, self.id_dtype)], [np.zeros((0, 2), np.int64)]

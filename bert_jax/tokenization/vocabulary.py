@@ -49,20 +49,20 @@ class Vocabulary:
     vocab_size                 ids are 0..vocab_size-1
     pad_id, unk_id, cls_id, sep_id, mask_id
     roles                      the tokens behind these five ids; GPT-2's vocabulary uses one token for all of them
-    has_mask                   whether the vocabulary has a token that is used for masks only
-    has_unknown                whether the token for unknown text differs from those that begin and end a text
+    has_mask                   whether the vocabulary has a token for masks only
+    has_unknown                whether the token for unknown text differs from cls and sep
     special_ids                ids of all special tokens, ascending; the five above are among them
-    pair_separators            number of separators that published models of this kind place between two texts: 2 for
+    pair_separators            number of separators between two texts, as published models of this kind have it: 2 for
                                RoBERTa, XLM-R and MPNet (<s> A </s></s> B </s>), otherwise 1
     adds_special_tokens        whether sequences are cls A sep (B sep). In a published GPT-2 they are A B, without
                                special tokens; shards, and models trained on them, always have them
     begin, between, end        number of special tokens before a text, between two texts, and at the end: 1,
                                pair_separators and 1, or all 0 without special tokens
     lowercase                  whether text is lower-cased before lookup
-    continuation               bool[V]: True for ids that continue a word ("##ing"; in BPE: no leading space)
-    unspaced                   bool[V]: True for ids that begin with a character in a script without spaces between
-                               words (bert_jax/tokenization/specification.py)
-    attached                   bool[V]: True for ids that begin within a character, or with a mark in those scripts
+    continuation               bool[V]: whether an id continues a word ("##ing"; in BPE: no leading space)
+    unspaced                   bool[V]: whether an id begins with a character in a script without spaces between words
+                               (bert_jax/tokenization/specification.py)
+    attached                   bool[V]: whether an id begins within a character, or with a mark in those scripts
     content_hash               sha256 over everything that determines ids; independent of how the tokenizer was loaded
     id_dtype                   uint16 if every id fits, otherwise uint32
     """
@@ -146,8 +146,8 @@ def load(path: str | Path, lowercase: bool | None = None) -> Vocabulary:
             default, if the vocabulary has no capitals.
 
     Raises:
-        UserError: a missing or broken file, missing special tokens, an unsupported kind of tokenizer, or an argument
-            that contradicts the files.
+        UserError: a missing or broken file, missing special tokens, an unsupported kind of tokenizer, or a
+            contradiction between `lowercase` and the files.
     """
     if not str(path):  # pathlib reads an empty path as the current folder
         raise UserError("the tokenizer path is empty. Give a tokenizer folder or one of its files, such as vocab.txt")

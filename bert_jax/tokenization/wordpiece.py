@@ -54,7 +54,7 @@ MAX_WORD_LENGTH = 100
 
 @dataclass(frozen=True)
 class WordPieceSpec(TokenList):
-    """Everything that determines the ids of a WordPiece tokenizer."""
+    """Everything that determines a WordPiece tokenizer's ids."""
 
     tokens: tuple[str, ...]  # by id
     lowercase: bool
@@ -223,10 +223,10 @@ def _first(*values: bool | None) -> bool:
 
 # WordPiece's greedy longest match for many words at once, by numpy (Schuster and Nakajima 2012; Devlin et al. 2019).
 #
-# From left to right, a word's next token is the longest token that is a prefix of the rest of the word. If there is
-# none, the whole word is unknown. Two tries in one table hold the tokens: one for tokens that begin a word, one for
-# tokens that continue a word. All words walk the table in step. The reference is WordpieceTokenizer in google-
-# research/bert; the `tokenizers` library looks up one shorter prefix after another.
+# From left to right, a word's next token is the longest prefix of its rest in the vocabulary. If there is none, the
+# whole word is unknown. Two tries in one table hold the tokens: one for a word's beginning, one for its inside. All
+# words walk the table in step. The reference is WordpieceTokenizer in google-research/bert; the `tokenizers` library
+# looks up one shorter prefix after another.
 
 # States in the table: no token continues in this way; nothing read yet, at the beginning or inside of a word.
 _NOWHERE, _BEGIN, _INSIDE = range(3)
@@ -241,7 +241,7 @@ class _Spelling(NamedTuple):
     ends: Int64[np.ndarray, "m"]
 
     def has_columns(self) -> Bool[np.ndarray, "m"]:
-        """Which texts are not empty and consist only of characters that have a column."""
+        """Which texts are not empty and have only characters with a column."""
         before = np.cumsum(self.columns == 0)
         return (
             (self.begins < self.ends) & (before[self.begins] == before[self.ends - 1]) & (self.columns[self.begins] > 0)
@@ -253,10 +253,10 @@ class LongestMatch:
 
     Args:
         tokens: the vocabulary, by id.
-        prefix: begins the tokens that continue a word: "##".
-        characters: the ASCII characters that words may consist of.
+        prefix: of tokens inside words: "##".
+        characters: the ASCII characters in such words.
         longest: longer words are not encoded here.
-        unknown_id: the id for a word that no sequence of tokens spells.
+        unknown_id: for words without a sequence of tokens that spells them.
     """
 
     def __init__(
@@ -271,8 +271,8 @@ class LongestMatch:
         spelling = _Spelling(whole.columns, begins, np.concatenate([whole.ends, whole.ends[inside]]))
         spelled = spelling.has_columns()
         ids = np.concatenate([np.arange(len(tokens)), inside])[spelled]
-        # Level by level, all tokens that are still being read (`reading`) step from `state` by the column at `at`.
-        # `ended` is the state at which a token ends.
+        # Level by level, all unfinished tokens (`reading`) step from `state` by the column at `at`. A token's last state
+        # is in `ended`.
         state = np.repeat([_BEGIN, _INSIDE], [len(tokens), len(inside)])[spelled]
         at, end = spelling.begins[spelled], spelling.ends[spelled]
         reading, ended = np.arange(len(ids)), np.zeros(len(ids), np.int64)
@@ -291,8 +291,8 @@ class LongestMatch:
             ended[reading[over]] = state[over]
             state, at, reading = state[~over], at[~over], reading[~over]
             first, last = last, last + len(edges)
-        self._table: Int32[np.ndarray, "k width"] = np.concatenate(rows)  # the next state, by state and column
-        self._token: Int32[np.ndarray, k] = np.full(last, _NO_TOKEN, np.int32)  # the token that ends at a state
+        self._table = np.concatenate(rows)  # the next state, by state and column
+        self._token = np.full(last, _NO_TOKEN, np.int32)  # the token that ends at a state
         self._token[ended] = ids
 
     def encode(self, words: Sequence[str]) -> list[bytes | None]:
@@ -343,7 +343,7 @@ class LongestMatch:
                 left[stuck[over]] = False
                 word, at, state, token, end = word[left], at[left], state[left], token[left], end[left]
         owner, match = np.concatenate(owners), np.concatenate(matches)
-        # A word with a rest that no token begins becomes the unknown token alone.
+        # If no token begins the rest of a word, the word becomes the unknown token alone.
         lost = match == _NO_TOKEN
         unknown = np.zeros(len(spelling.begins), bool)
         unknown[owner[lost]] = True
