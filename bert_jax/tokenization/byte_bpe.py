@@ -73,8 +73,8 @@ class ByteBPESpec(TokenList):
         mask = self.roles.mask_token if self.roles.mask_token not in self.roles[:-1] else None
         roles = [AddedToken(token, lstrip=token == mask) for token in dict.fromkeys(self.roles)]
         others = [token for token in self.added if token.content not in self.roles]
-        index_of = {token.content: index for index, token in enumerate(self.added) if token.content not in self.tokens}
-        ordered = sorted(roles + others, key=lambda token: index_of.get(token.content, -1))
+        places = {token.content: index for index, token in enumerate(self.added) if token.content not in self.tokens}
+        ordered = sorted(roles + others, key=lambda token: places.get(token.content, -1))
         object.__setattr__(self, "added", tuple(ordered))
 
     @property

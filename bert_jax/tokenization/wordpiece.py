@@ -271,8 +271,8 @@ class LongestMatch:
         spelling = _Spelling(whole.columns, begins, np.concatenate([whole.ends, whole.ends[inside]]))
         spelled = spelling.has_columns()
         ids = np.concatenate([np.arange(len(tokens)), inside])[spelled]
-        # Level by level, all unfinished tokens (`reading`) step from `state` by the column at `at`. A token's last state
-        # is in `ended`.
+        # Level by level, all unfinished tokens (`reading`) step from `state` by the column at `at`. `ended` keeps the
+        # tokens' last states.
         state = np.repeat([_BEGIN, _INSIDE], [len(tokens), len(inside)])[spelled]
         at, end = spelling.begins[spelled], spelling.ends[spelled]
         reading, ended = np.arange(len(ids)), np.zeros(len(ids), np.int64)
