@@ -50,6 +50,7 @@ class Record:
         boot, pid_namespace = host, ""
         with contextlib.suppress(OSError):  # only Linux has these files
             boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or host
+        with contextlib.suppress(OSError):
             pid_namespace = os.readlink("/proc/self/ns/pid")
         since = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
         return cls(host, os.getpid(), since, boot, pid_namespace, id=os.urandom(8).hex())
