@@ -252,8 +252,13 @@ def write_json(path: Location, value: Any) -> None:
 
 def read_json(path: Location) -> dict[str, Any]:
     """Reads the object in a JSON file. Raises UserError if the file is missing, damaged or holds another value."""
-    with store_errors(path, f"read {path}"):
+    if isinstance(path, Path):
         return files.read_json(path)
+    try:
+        with store_errors(path, f"read {path}"):
+            return files.parse_json(path.read_bytes(), str(path))
+    except FileNotFoundError as error:
+        raise UserError(f"no {path.name} in {path.parent}. Check the path") from error
 
 
 def remove_folder(path: Location) -> None:
