@@ -280,9 +280,9 @@ def suffixes(path: str) -> tuple[str, str]:
 def decompressed(stored: BinaryFile, suffix: str, buffer_bytes: int = _BUFFER_BYTES) -> io.BufferedReader:
     """Decompresses an open file with one of SUFFIXES and closes it in the end. Reading raises DamagedFile."""
     if suffix == ".zst":
-        read = functools.partial(pa.CompressedInputStream(stored, "zstd").read, buffer_bytes)
+        read: Callable[[], bytes] = functools.partial(pa.CompressedInputStream(stored, "zstd").read, buffer_bytes)
     else:
-        read = functools.partial(next, _decompressed_pieces(stored, suffix, buffer_bytes), b"")
+        read = _decompressed_pieces(stored, suffix, buffer_bytes).__next__
     return io.BufferedReader(_Decompressed(stored, read), buffer_bytes)
 
 
@@ -367,8 +367,8 @@ def _decompressed_pieces(stored: BinaryFile, suffix: str, size: int) -> Iterator
             data = unpadded
         if suffix == ".xz" and padding % 4:
             raise DamagedFile(f"{padding} NULs after a stream, which is not a multiple of 4")
-        if not data and (suffix == ".gz" or not is_first):
-            return
+        while not data and (suffix == ".gz" or not is_first):
+            yield b""  # the end, again and again: only after an error, this generator raises StopIteration
         decompressor, is_first = _DECOMPRESSORS[suffix](), False
         while not decompressor.eof:
             piece = decompressor.decompress(data, size)
