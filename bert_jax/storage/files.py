@@ -1,18 +1,15 @@
 """Files and folders on disk that are either complete or absent, whenever the process stops (law 7).
 
-Read `write_atomic`, `atomic_file` and `atomic_folder` first: all write under a temporary name next to the target and
-rename it at the end. Files are flushed to the disk before that, and so survive a machine that stops, too; those in
-folders are not, and readers detect what is missing by hashes. A long output is `NAME.incomplete` until then, and a lock
-on it keeps a second job from writing the same output.
-
-After them come compressed files as streams, temporary folders for data on its way to or from a store, and the refusal
-of pickles.
+Read `write_atomic`, `atomic_file` and `atomic_folder` first: they write under a temporary name next to the target and
+rename it at the end. Single files are flushed to disk before that; in folders, readers detect missing content by
+hashes. After them come compressed files as streams, temporary folders, and the refusal of pickles.
 """
 
 import bz2
 import contextlib
 import errno
 import fcntl
+import functools
 import io
 import json
 import lzma
@@ -31,8 +28,8 @@ import pyarrow as pa
 from bert_jax.errors import UserError
 from bert_jax.storage.remote import BinaryFile, first_line, is_remote, open_stream
 
-INCOMPLETE = ".incomplete"  # suffix of the name of an unfinished folder or long file
-# It is in an unfinished folder of atomic_folder, which replaces none without it. A kill can leave it in a complete one.
+INCOMPLETE = ".incomplete"  # suffix for the name of an unfinished folder or long file
+# Marks an unfinished folder, so that atomic_folder may replace it. A kill can leave it in a complete folder.
 MARKER = ".made_by_bert_jax"
 _TEMPORARY = ".tmp"
 
@@ -43,15 +40,15 @@ def incomplete_path(path: Path) -> Path:
 
 
 def as_typed(path: str) -> str:
-    """A path as a user would type it here: one below the current folder is relative."""
+    """A path as a user would type it: relative if it is below the current folder."""
     absolute_path, here = Path(path), Path.cwd()
     return str(absolute_path.relative_to(here)) if absolute_path.is_relative_to(here) else path
 
 
 def write_atomic(path: Path, content: bytes | memoryview | Iterable[bytes | memoryview]) -> None:
-    """Writes a file, given at once or in blocks, under a temporary name, flushes it to disk and renames it.
+    """Writes a file, from bytes or from blocks, under a temporary name, flushes it to disk and renames it.
 
-    Whatever is raised, by the disk or by the blocks, leaves neither the file nor the temporary one.
+    If the disk or the blocks raise an error, neither the file nor the temporary one remains.
     """
     unfinished = path.with_name(path.name + _TEMPORARY)
     try:
@@ -62,7 +59,7 @@ def write_atomic(path: Path, content: bytes | memoryview | Iterable[bytes | memo
             os.fsync(file.fileno())
         unfinished.replace(path)
     except BaseException as error:
-        _name(error, path)
+        _add_path(error, path)
         unfinished.unlink(missing_ok=True)
         raise
 
@@ -73,12 +70,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_bytes(value: Any) -> bytes:
-    """The content of the file of a JSON document. Bytes of a path that are not UTF-8 are escaped as Python has them."""
+    """A JSON document as a file's content. Path bytes that are not UTF-8 are escaped as Python escapes them."""
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads the object in a JSON file. Raises UserError if the file is missing, damaged or holds something else."""
+    """Reads the object in a JSON file. Raises UserError if the file is missing, damaged or holds another value."""
     try:
         return parse_json(path.read_bytes(), str(path))
     except FileNotFoundError as error:
@@ -97,30 +94,31 @@ def parse_json(content: bytes, name: str) -> dict[str, Any]:
 
 
 def refuse_existing(output: Path) -> None:
-    """Raises UserError for an output that cannot be created.
+    """Raises UserError if an output cannot be created.
 
-    It exists (nothing is overwritten), has the name of an unfinished output or one that is not UTF-8 (Arrow cannot open
-    such a file), or is in an object store.
+    It exists (nothing is overwritten), is in an object store, or its name is reserved for unfinished outputs or is not
+    UTF-8 (Arrow cannot open such a file).
     """
     try:
         str(output).encode()
     except UnicodeEncodeError:
         raise UserError(f"output {str(output)!r} is not UTF-8. Choose another --output") from None
+    problem = ""
     if output.name.endswith(INCOMPLETE):
-        raise UserError(
-            f"output {output} ends in {INCOMPLETE}, which is reserved for unfinished outputs. Choose another --output"
-        )
-    if is_remote(output):
-        raise UserError(
-            f"output {output} is in an object store. Choose a local folder, and copy it when it is complete "
+        problem = f"ends in {INCOMPLETE}, which is reserved for unfinished outputs. Choose another --output"
+    elif is_remote(output):
+        problem = (
+            "is in an object store. Choose a local folder, and copy it when it is complete "
             "(shards: bert-jax copy-examples)"
         )
-    if output.exists():
-        raise UserError(f"output {output} exists. Choose another --output, or remove it first")
+    elif output.exists():
+        problem = "exists. Choose another --output, or remove it first"
+    if problem:
+        raise UserError(f"output {output} {problem}")
 
 
 def refuse_inside(output: Path, folder: Path) -> None:
-    """Raises UserError for an output inside a finished folder, which holds the files that it lists and no others."""
+    """Raises UserError for an output inside a finished folder, whose files are all listed in it."""
     if Path(os.path.realpath(output)).is_relative_to(os.path.realpath(folder)) and output != folder:
         raise UserError(f"output {output} is inside {folder}. Choose an --output outside of it")
 
@@ -133,7 +131,7 @@ def lock(path: Path, mode: str = "ab") -> IO[bytes]:
     try:
         with contextlib.ExitStack() as closing:
             file = closing.enter_context(path.open(mode))
-            try_lock(file)  # where there are no locks, users keep their jobs apart themselves
+            try_lock(file)  # on a file system without locks, users keep their jobs apart themselves
             # The holder may have finished, and renamed or removed the file, between our open and our lock.
             if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 raise FileNotFoundError
@@ -148,20 +146,12 @@ def _locked(unfinished: Path) -> UserError:
     return UserError(f"another job is writing {unfinished}; wait for it, or choose another --output")
 
 
-def try_lock(file: IO[bytes]) -> bool:
+def try_lock(file: IO[bytes], operation: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool:
     """Locks an open file until it is closed or its process ends. Raises BlockingIOError if another process has.
 
-    Returns False, and locks nothing, on a file system without locks: Lustre and NFS are often mounted so.
+    Returns:
+        False, without a lock, on a file system that has none: Lustre and NFS are often mounted so.
     """
-    return _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def wait_for_lock(file: IO[bytes]) -> bool:
-    """Locks an open file as `try_lock` does, once no other process has."""
-    return _lock(file, fcntl.LOCK_EX)
-
-
-def _lock(file: IO[bytes], operation: int) -> bool:
     try:
         fcntl.flock(file, operation)
     except OSError as error:
@@ -171,28 +161,38 @@ def _lock(file: IO[bytes], operation: int) -> bool:
     return True
 
 
+def wait_for_lock(file: IO[bytes]) -> bool:
+    """Locks an open file as `try_lock` does, once no other process has."""
+    return try_lock(file, fcntl.LOCK_EX)
+
+
 @contextlib.contextmanager
 def atomic_folder(directory: str | Path) -> Iterator[Path]:
-    """Creates DIR.incomplete to write into and renames it to DIR at the end; an exception removes it.
+    """Creates DIR.incomplete to write into and renames it to DIR at the end. An exception removes it.
 
-    The leftover of a run that was killed is replaced. Raises UserError if DIR exists, another job is writing it, or
-    DIR.incomplete holds files but no MARKER and so is somebody else's.
+    The leftover of a killed run is replaced.
+
+    Raises:
+        UserError: DIR exists, another job is writing it, or DIR.incomplete holds files but no MARKER, so it is no such
+            leftover.
     """
     directory = Path(directory)
     refuse_existing(directory)
     unfinished = incomplete_path(directory)
     marker = unfinished / MARKER
-    not_ours = UserError(f"{unfinished} exists and is no unfinished output. Move it, or choose another --output")
+    unknown = UserError(
+        f"{unfinished} already exists and was not left by an interrupted run. Move it, or choose another --output"
+    )
     try:
         unfinished.mkdir(parents=True, exist_ok=True)
         present = os.listdir(unfinished)
     except FileExistsError:
-        raise not_ours from None
+        raise unknown from None
     except FileNotFoundError:
         raise _locked(unfinished) from None
     if present and MARKER not in present:
-        raise not_ours
-    # "r+b" does not create the marker: where it was listed and is gone, another job has just finished this output.
+        raise unknown
+    # "r+b" does not create the marker: if it was listed and is gone, another job has just finished this output.
     with lock(marker, "r+b" if present else "ab"):
         try:
             refuse_existing(directory)  # the previous holder of the lock may have finished
@@ -205,16 +205,21 @@ def atomic_folder(directory: str | Path) -> Iterator[Path]:
             with contextlib.suppress(OSError):  # the output is complete, and readers ignore the marker
                 (directory / MARKER).unlink()
         except BaseException as error:
-            _name(error, directory)
-            _remove(unfinished)
+            _add_path(error, directory)
+            # Threads of a failed writer may still be writing, so it takes several attempts.
+            for _ in range(20):
+                shutil.rmtree(unfinished, ignore_errors=True)
+                time.sleep(0.1)
+                if not unfinished.exists():
+                    break
             raise
 
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Opens FILE.incomplete for sequential writing and renames it to FILE at the end; an exception removes it.
+    """Opens FILE.incomplete for sequential writing and renames it to FILE at the end. An exception removes it.
 
-    The leftover of a run that was killed is overwritten. Raises UserError if FILE exists or another job is writing it.
+    The leftover of a killed run is overwritten. Raises UserError if FILE exists or another job is writing it.
     """
     refuse_existing(path)
     unfinished = incomplete_path(path)
@@ -229,24 +234,15 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
             unfinished.rename(path)
         except BaseException as error:
-            _name(error, path)
+            _add_path(error, path)
             unfinished.unlink(missing_ok=True)
             raise
 
 
-def _name(error: BaseException, path: Path) -> None:
-    """Names what was being written in the error of a full disk, which comes without a name."""
+def _add_path(error: BaseException, path: Path) -> None:
+    """Adds the output's path to an OSError without one, as a full disk raises it."""
     if isinstance(error, OSError):
         error.filename = error.filename or str(path)
-
-
-def _remove(folder: Path) -> None:
-    """Removes a folder into which threads of a failed writer may still be writing; hence the attempts."""
-    for _ in range(20):
-        shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.1)
-        if not folder.exists():
-            return
 
 
 # The content of .bz2, .gz, .xz and .zst files as streams of bytes.
@@ -257,6 +253,11 @@ BLOCK_BYTES = 1 << 16
 _INPUT_BYTES = 1 << 16
 _BUFFER_BYTES = 1 << 17
 _READ_AHEAD = 2 * _INPUT_BYTES  # a decompressor holds at most one input that it has not decompressed yet
+_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
+    ".gz": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
+    ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
+    ".bz2": bz2.BZ2Decompressor,
+}
 
 OnRead = Callable[[int], None]
 
@@ -270,22 +271,27 @@ def ignore_progress(size: int) -> None:
 
 
 def suffixes(path: str) -> tuple[str, str]:
-    """The suffixes of a file's content and of its compression: (".jsonl", ".gz"), (".txt", "")."""
+    """The suffixes for a file's content and its compression: (".jsonl", ".gz"), (".txt", "")."""
     name = PurePath(path)
     compression = name.suffix if name.suffix in SUFFIXES else ""
     return PurePath(name.stem if compression else name.name).suffix, compression
 
 
 def decompressed(stored: BinaryFile, suffix: str, buffer_bytes: int = _BUFFER_BYTES) -> io.BufferedReader:
-    """The content of an open file with one of SUFFIXES, which is closed with it. Reading raises DamagedFile."""
-    source = pa.CompressedInputStream(stored, "zstd") if suffix == ".zst" else _Streams(stored, suffix)
-    return io.BufferedReader(_Decompressed(stored, source.read), buffer_bytes)
+    """Decompresses an open file with one of SUFFIXES and closes it in the end. Reading raises DamagedFile."""
+    if suffix == ".zst":
+        read: Callable[[], bytes] = functools.partial(pa.CompressedInputStream(stored, "zstd").read, buffer_bytes)
+    else:
+        read = _decompressed_pieces(stored, suffix, buffer_bytes).__next__
+    return io.BufferedReader(_Decompressed(stored, read), buffer_bytes)
 
 
 def read_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]:
-    """The decompressed content of a local or remote file; `on_read` gets the number of stored bytes each block took.
+    """Yields a local or remote file's decompressed content. `on_read` gets the number of stored bytes behind a block.
 
-    Raises OSError as `open_file` does, and DamagedFile once everything that can be decompressed has been yielded.
+    Raises:
+        DamagedFile: at the damage, once all content before it has been yielded.
+        OSError: as `open_file` does.
     """
     compression = suffixes(path)[1]
     stored_bytes = content_bytes = 0  # read so far
@@ -301,112 +307,81 @@ def read_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]
                 stored_bytes = stored.tell()
             on_read(stored.tell() - stored_bytes)
     except DamagedFile:
-        yield _rest_before_damage(path, compression, stored_bytes, content_bytes)
+        # At the damage, a decompressor drops the content that it decompressed in the same call. So the file is read
+        # again. From just before the damage on, the decompressor gets, and returns, one byte at a time.
+        rest = bytearray()
+        with (
+            contextlib.suppress(DamagedFile),
+            contextlib.closing(open_stream(path)) as stored,
+            decompressed(_BytewiseTail(stored, stored_bytes - _READ_AHEAD), compression, 1) as opened,
+        ):
+            while content_bytes and (block := opened.read(min(content_bytes, BLOCK_BYTES))):
+                content_bytes -= len(block)
+            while byte := opened.read(1):
+                rest += byte
+        yield bytes(rest)
         raise
 
 
 class _Decompressed(io.RawIOBase):
-    """A stream whose `read` decompresses a stored file. Turns every decompressor's errors into DamagedFile."""
+    """A stream of decompressed pieces, which `read` returns. Turns the errors of all decompressors into DamagedFile."""
 
-    def __init__(self, stored: BinaryFile, read: Callable[[int], bytes]) -> None:
+    def __init__(self, stored: BinaryFile, read: Callable[[], bytes]) -> None:
         self._stored = stored
         self._read = read
+        self._piece = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, target: Any, /) -> int:
         try:
-            piece = self._read(len(target))
-        except (lzma.LZMAError, zlib.error) as error:
+            self._piece = self._piece or memoryview(self._read())
+        except (lzma.LZMAError, zlib.error, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # from the file, not from the decompressor: errors of `open_file` have a number
             raise DamagedFile(first_line(error)) from error
-        except OSError as error:
-            if error.errno is None:  # of the decompressor: the errors of `open_file` have a number
-                raise DamagedFile(first_line(error)) from error
-            raise
-        target[: len(piece)] = piece
-        return len(piece)
+        size = min(len(target), len(self._piece))
+        target[:size], self._piece = self._piece[:size], self._piece[size:]
+        return size
 
     def close(self) -> None:
         self._stored.close()
         super().close()
 
 
-_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
-    ".gz": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
-    ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
-    ".bz2": bz2.BZ2Decompressor,
-}
+def _decompressed_pieces(stored: BinaryFile, suffix: str, size: int) -> Iterator[bytes]:
+    """Decompresses the concatenated streams of a .gz, .xz or .bz2 file, in pieces of at most `size` bytes.
 
-
-class _Streams:
-    """Decompresses the concatenated streams of a .gz, .xz or .bz2 file.
-
-    Python's LZMAFile and BZ2File are no replacement: they end silently where a stream after the first one is damaged.
+    Python's LZMAFile and BZ2File are no replacement: they end silently if a stream after the first one is damaged.
     """
-
-    def __init__(self, stored: BinaryFile, suffix: str) -> None:
-        self._stored = stored
-        self._suffix = suffix
-        self._input = b""  # read, but not yet passed to a decompressor
-        self._decompressor: Any = None  # of the current stream
-        self._begun = False
-
-    def read(self, size: int) -> bytes:
-        while self._decompressor is not None or self._begin_stream():
-            piece: bytes = self._decompressor.decompress(self._input, size)
-            # zlib returns the input that it did not use; lzma and bz2 keep it.
-            self._input = getattr(self._decompressor, "unconsumed_tail", b"")
-            if self._decompressor.eof:
-                self._input, self._decompressor = self._decompressor.unused_data, None
-            elif not piece and not self._input:
-                self._input = self._stored.read(_INPUT_BYTES)
-                if not self._input:
-                    raise DamagedFile("truncated")
-            if piece:
-                return piece
-        return b""
-
-    def _begin_stream(self) -> bool:
-        """Whether another stream follows. NULs may pad the space between streams, in .xz in multiples of four."""
+    data, is_first = b"", True
+    while True:
+        # NULs may pad the space between two streams, in .xz in multiples of four.
         padding = 0
-        while True:
-            self._input = self._input or self._stored.read(_INPUT_BYTES)
-            if not self._begun or self._suffix == ".bz2" or not self._input.startswith(b"\0"):
+        while data := data or stored.read(_INPUT_BYTES):
+            if is_first or suffix == ".bz2" or not data.startswith(b"\0"):
                 break
-            rest = self._input.lstrip(b"\0")
-            padding += len(self._input) - len(rest)
-            self._input = rest
-        if self._suffix == ".xz" and padding % 4:
+            unpadded = data.lstrip(b"\0")
+            padding += len(data) - len(unpadded)
+            data = unpadded
+        if suffix == ".xz" and padding % 4:
             raise DamagedFile(f"{padding} NULs after a stream, which is not a multiple of 4")
-        if not self._input and (self._begun or self._suffix == ".gz"):
-            return False
-        self._decompressor = _DECOMPRESSORS[self._suffix]()
-        self._begun = True
-        return True
-
-
-def _rest_before_damage(path: str, compression: str, stored_bytes: int, content_bytes: int) -> bytes:
-    """The content between the last block and the damage.
-
-    A decompressor that meets damage drops what it decompressed in that call. So the file is read again, and from just
-    before the damage on the decompressor gets, and returns, one byte at a time.
-    """
-    rest = bytearray()
-    with (
-        contextlib.suppress(DamagedFile),
-        contextlib.closing(open_stream(path)) as stored,
-        contextlib.closing(decompressed(_BytewiseTail(stored, stored_bytes - _READ_AHEAD), compression, 1)) as opened,
-    ):
-        while content_bytes and (block := opened.read(min(content_bytes, BLOCK_BYTES))):
-            content_bytes -= len(block)
-        while byte := opened.read(1):
-            rest += byte
-    return bytes(rest)
+        while not data and (suffix == ".gz" or not is_first):
+            yield b""  # the end, again and again: only after an error, this generator raises StopIteration
+        decompressor, is_first = _DECOMPRESSORS[suffix](), False
+        while not decompressor.eof:
+            piece = decompressor.decompress(data, size)
+            # zlib returns the input that it did not use; lzma and bz2 keep it.
+            data = decompressor.unused_data if decompressor.eof else getattr(decompressor, "unconsumed_tail", b"")
+            if piece:
+                yield piece
+            elif not data and not decompressor.eof and not (data := stored.read(_INPUT_BYTES)):
+                raise DamagedFile("truncated")
 
 
 class _BytewiseTail(io.RawIOBase):
-    """A file that, from a position on, returns one byte a read."""
+    """A file whose reads return one byte from a position on."""
 
     def __init__(self, stored: BinaryFile, position: int) -> None:
         self._stored = stored
@@ -422,12 +397,8 @@ class _BytewiseTail(io.RawIOBase):
 
 
 # Temporary folders on disk for large files on their way to or from a store.
-#
-# A killed process leaves its folder behind, and a checkpoint is large. So each folder holds a file that its process
-# locks, and the next process of the same host that makes one removes those whose lock is free.
 
-IN_MEMORY = "bert_jax-in_memory-"  # begins the names of temporary folders of models and data that were in memory
-_PREFIX = "bert_jax-staging"
+IN_MEMORY = "bert_jax-in_memory-"  # prefix of temporary folders for models and data from memory
 _LOCK = "lock"
 
 
@@ -435,11 +406,17 @@ _LOCK = "lock"
 def scratch_folder() -> Iterator[Path]:
     """Makes a folder in the folder for temporary files (TMPDIR), and removes it at the end.
 
-    Raises UserError where none can be made, as on a full disk.
+    Raises UserError if none can be made, for example because the disk is full.
     """
-    prefix = f"{_PREFIX}-{socket.gethostname()}-"  # locks of another host may not be seen here
+    prefix = f"bert_jax-staging-{socket.gethostname()}-"  # another host's locks may not be seen here
     try:
-        _remove_abandoned(Path(tempfile.gettempdir()), prefix)
+        # A killed process leaves its folder behind, and a checkpoint is large. So a process locks a file in its folder,
+        # and the next process on this host removes the folders whose lock is free.
+        for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            # BlockingIOError: its process runs. Other errors: it is another user's, or has just been removed.
+            with contextlib.suppress(OSError), (folder / _LOCK).open("r+b") as file:
+                if folder.stat().st_uid == os.getuid() and try_lock(file):
+                    shutil.rmtree(folder, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=prefix))
     except OSError as error:
         raise UserError(
@@ -449,18 +426,10 @@ def scratch_folder() -> Iterator[Path]:
     try:
         with (folder / "new").open("wb") as file:
             try_lock(file)
-            (folder / "new").rename(folder / _LOCK)  # locked from the moment on at which others see it
+            (folder / "new").rename(folder / _LOCK)  # so it is locked as soon as others see it
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_abandoned(parent: Path, prefix: str) -> None:
-    for folder in parent.glob(f"{prefix}*"):
-        # BlockingIOError: its process runs. Others: it is another user's, or has just been removed.
-        with contextlib.suppress(OSError), (folder / _LOCK).open("r+b") as file:
-            if folder.stat().st_uid == os.getuid() and try_lock(file):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 # Files of pickled weights, which are never read.
@@ -469,7 +438,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def is_pickle(name: str | PurePath) -> bool:
-    """Whether a file has pickled weights, by its name."""
+    """Whether a file contains pickled weights, by its name."""
     return any(PurePath(name).match(pattern) for pattern in PICKLES)
 
 
@@ -479,10 +448,10 @@ def refuse_pickle(path: Path) -> None:
         raise pickle_error(path.parent, path.name)
 
 
-def pickle_error(where: str | PurePath, name: str) -> UserError:
-    """The error for a pickle in a folder, or in a model of the Hub."""
+def pickle_error(source: str | PurePath, name: str) -> UserError:
+    """The error for a pickle in a folder, or in a model on the Hub."""
     return UserError(
-        f"{where} holds {name}, a pickle: reading one can run any code that it contains. If you "
+        f"{source} holds {name}, a pickle: reading one can run any code that it contains. If you "
         "trust it, convert it once with transformers: AutoModelForPreTraining.from_pretrained(FOLDER)."
         "save_pretrained(NEW_FOLDER), and the tokenizer likewise"
     )

@@ -1,12 +1,9 @@
 """Files and folders on disk, in object stores (gs://, s3://) and on the Hugging Face Hub (hf://) behind one interface.
 
-Start with `Folder` and `open_file`; `failure` turns the errors of a store into one line for the user. `find_files`,
-at the end, searches by glob patterns.
-
-Object stores are read and written by pyarrow, which every installation has: fsspec and etils need another package for
-each store. Credentials are those of each store's own tools (AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL, ...;
-GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login). For the Hub, huggingface_hub finds the token
-(HF_TOKEN, hf auth login) and the endpoint (HF_ENDPOINT).
+Start with `Folder` and `open_file`. `failure` explains a store's error in one line, `find_files` searches by glob.
+pyarrow reads and writes the stores, because every installation has it: fsspec and etils need a package for each store.
+Credentials come from each store's own tools (AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL, ...;
+GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login; HF_TOKEN, HF_ENDPOINT, hf auth login).
 """
 
 import contextlib
@@ -30,26 +27,25 @@ from bert_jax.errors import RunAgain, UserError
 
 REMOTE = ("gs://", "s3://", "hf://")
 Errors: TypeAlias = type[Exception] | tuple[type[Exception], ...]
-PYARROW_ERRORS: Errors = (OSError, pa.ArrowException)  # of its stores; the Hub's client has errors of many packages
+PYARROW_ERRORS: Errors = (OSError, pa.ArrowException)  # from its stores; the Hub's client raises many packages' errors
 _BLOCK_BYTES = 1 << 22
 _REQUEST_BYTES = 8 << 20  # each request to a store takes a round trip, so one asks for this much of a file
 _TEMPORARY = ".bert_jax_tmp"
-_DIGITS = 12  # of a hash in a message
 _TIMEOUT_SECONDS = 120  # for a store that does not answer
-# By gcsfs, by Google and tensorstore (abseil.io/docs/cpp/guides/status-codes), and by S3 (Aws::S3::S3Errors).
+# From gcsfs, from Google and tensorstore (abseil.io/docs/cpp/guides/status-codes), and from S3 (Aws::S3::S3Errors).
 _DENIED = re.compile(
     r"^Forbidden\b|\b(PERMISSION_DENIED|UNAUTHENTICATED|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH)\b"
 )
-# What the same command meets again: nothing at the address, an address that cannot exist, a bucket in another region
-# (301), and a variable by which the Hub must not be asked.
+# Errors that the same command meets again: nothing at the address, an impossible address, a bucket in another region
+# (301), and a variable that forbids asking the Hub.
 _LASTING = re.compile(
     r"\b(NO_SUCH_BUCKET|NO_SUCH_KEY|RESOURCE_NOT_FOUND|INVALID_ARGUMENT|HTTP status 301|HF_HUB_OFFLINE)\b"
 )
-
-# HTTP statuses of a request that is wrong in itself; 401 and 403 are denied, and after 408 and 429 it may succeed.
+# HTTP statuses of a request that is wrong in itself; 401 and 403 deny access, and after 408 and 429 it may succeed.
 _LASTING_STATUS = {*range(400, 500)} - {401, 403, 408, 429}
-# Of a token, not of an address with this word in it.
+# An expired token, not an address that contains this word.
 _EXPIRED = re.compile(r"expired.?token|\b(token|credentials?)\b[^/]{0,60}\bexpired", re.IGNORECASE)
+_WILDCARD = re.compile(r"[*?\[]")
 
 
 @runtime_checkable
@@ -63,20 +59,20 @@ class BinaryFile(Protocol):
 
 
 def is_remote(path: str | Path) -> bool:
-    """Whether a string, or the Path made of one (which joins double slashes), is an address in an object store."""
+    """Whether a string, or the Path made from one (which joins double slashes), is an address in an object store."""
     if isinstance(path, Path):
         return any(f"{part}//" in REMOTE for part in path.parts)
     return path.startswith(REMOTE)
 
 
 def address_of(path: Path) -> str:
-    """A path as text: of one that was made of a remote address, and then perhaps made absolute, that address."""
-    start = next((number for number, part in enumerate(path.parts) if f"{part}//" in REMOTE), None)
+    """A path as text. If it was made from a remote address, and perhaps made absolute, this is the address."""
+    start = next((index for index, part in enumerate(path.parts) if f"{part}//" in REMOTE), None)
     return str(path) if start is None else f"{path.parts[start]}//{'/'.join(path.parts[start + 1 :])}"
 
 
 def open_store(address: str) -> tuple[fs.FileSystem, str]:
-    """Returns the store of a remote address and the path in it. Raises UserError if it has no bucket."""
+    """Returns the store of a remote address and the path in it. Raises UserError if the bucket is missing."""
     scheme, path = address[:5], address[5:]
     bucket = path.split("/", 1)[0]
     if not bucket:
@@ -92,23 +88,24 @@ def _store(scheme: str, bucket: str) -> fs.FileSystem:
         return fs.PyFileSystem(_HubHandler(HfFileSystem()))  # paths such as datasets/ORG/NAME@REVISION/PATH
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     options = f"retry_limit_seconds={_TIMEOUT_SECONDS}" if scheme == "gs://" else f"region={region}" if region else ""
-    # Unlike the constructors of its stores, from_uri reads AWS_ENDPOINT_URL and finds the region of a bucket.
+    # Unlike the stores' constructors, from_uri reads AWS_ENDPOINT_URL and finds a bucket's region.
     return fs.FileSystem.from_uri(f"{scheme}{bucket}?{options}")[0]
 
 
 def open_folder(address: str) -> tuple[fs.FileSystem, str]:
-    """Returns the file system of a local folder or of an address, and the path in it, without a slash at its end.
+    """Returns the file system of a local folder or an address, and the path in it, without a slash at its end.
 
-    Raises UserError for an address that cannot be parsed, and the errors of `failure`.
+    Raises:
+        UserError: the address cannot be parsed; and the errors of `failure`.
     """
     try:
         if is_remote(address) and "?" not in address:
             store, path = open_store(address)
-        elif "://" in address:  # any other that pyarrow knows, as hdfs://, and options of a store after a "?"
+        elif "://" in address:  # another scheme that pyarrow knows, such as hdfs://, or store options after a "?"
             store, path = fs.FileSystem.from_uri(address)
         else:
             store, path = fs.LocalFileSystem(), os.path.abspath(address)
-    except (OSError, ValueError) as error:  # ValueError: pyarrow's error for an address that cannot be parsed
+    except (OSError, ValueError) as error:  # ValueError: pyarrow cannot parse the address
         raise failure(address, error) from None
     return store, path.rstrip("/")
 
@@ -126,13 +123,13 @@ def open_file(path: str) -> BinaryFile:
 
 
 def open_stream(path: str) -> BinaryFile:
-    """Opens a local or remote file for reading once, from its beginning. Raises as `open_file` does."""
+    """Opens a local or remote file for reading once, from its beginning. Raises the errors of `open_file`."""
     file = open_file(path)
     return io.BufferedReader(cast(io.RawIOBase, file), _REQUEST_BYTES) if is_remote(path) else file
 
 
 class _HubHandler(fs.FSSpecHandler):
-    """The Hub as a store of pyarrow, whose files are read in ranges and never written."""
+    """The Hub as a pyarrow file system. Its files are read in ranges and never written."""
 
     def get_file_info(self, paths: list[str]) -> Any:
         with _numbered_errors(Exception):
@@ -156,7 +153,7 @@ class _HubHandler(fs.FSSpecHandler):
 
 
 class _StoredFile(io.RawIOBase):
-    """An open file of a store, whose errors of these types have numbers."""
+    """An open file in a store. Gives its errors, if they have one of these types, a number."""
 
     def __init__(self, file: Any, kinds: Errors = PYARROW_ERRORS) -> None:
         self._file, self._kinds = file, kinds
@@ -164,8 +161,7 @@ class _StoredFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
+    seekable = readable
 
     def read(self, size: int | None = -1, /) -> bytes:
         with _numbered_errors(self._kinds):
@@ -189,7 +185,7 @@ class _StoredFile(io.RawIOBase):
 
 @contextlib.contextmanager
 def _numbered_errors(kinds: Errors = PYARROW_ERRORS) -> Iterator[None]:
-    """Gives errors of these types that have no number one: ENOENT or EIO."""
+    """Turns errors of these types, unless they have a number, into OSError with ENOENT or EIO."""
     try:
         yield
     except kinds as error:
@@ -200,59 +196,57 @@ def _numbered_errors(kinds: Errors = PYARROW_ERRORS) -> Iterator[None]:
 
 
 def failure(address: str, error: Exception) -> UserError | RunAgain:
-    """The error of a command for one of a file system or store, which reading or writing an address raised.
+    """Explains an error that a file system or store raised for an address.
 
-    It is RunAgain where a store did not answer or was busy. It is UserError where the same command would fail again:
-    nothing is at the address, permission is denied, the credentials are wrong, or the file is on a disk.
+    Returns:
+        RunAgain if a store did not answer or was busy. UserError if the same command would fail again: nothing is at
+        the address, permission is denied, the credentials are wrong, or the file is on a disk.
     """
     if isinstance(error, FileNotFoundError):
         return UserError(f"{address} does not exist. Check the address")
     problem = f"{address}: {first_line(error)}"
     if not is_remote(address):
-        # On a disk the error number tells the reason; a store only has its message.
+        # A disk's error number tells the reason; a store only has its message.
         explained = explain_os_error(OSError(getattr(error, "errno", None), "", address))
         return UserError(explained or f"{problem}. Check the address and the free space")
-    if is_denied(error) or _is_lasting(error):
+    is_lasting = any(
+        isinstance(cause, ValueError | NotImplementedError)
+        or _http_status(cause) in _LASTING_STATUS
+        or _LASTING.search(str(cause))
+        for cause in with_causes(error)
+        if not isinstance(cause, json.JSONDecodeError)  # also a ValueError, from an answer that was cut off
+    )
+    if is_lasting or is_denied(error):
         return UserError(f"{problem}. Check the address and the credentials")
     return RunAgain(f"{problem}. Check the address, the network and the credentials, and run the same command again")
 
 
 def is_denied(error: BaseException | None) -> bool:
-    """Whether a store denied permission, and not because a token has expired, which may have been renewed since."""
+    """Whether a store denied permission. An expired token does not count, because it may have been renewed since."""
     return any(
         (isinstance(cause, PermissionError) or _http_status(cause) in (401, 403) or _DENIED.search(str(cause)))
         and not _EXPIRED.search(str(cause))
-        for cause in _with_causes(error)
+        for cause in with_causes(error)
     )
 
 
-def _is_lasting(error: BaseException) -> bool:
-    """Whether the same command meets this error again, unless an address or a setting changes."""
-    return any(
-        isinstance(cause, ValueError | NotImplementedError)
-        or _http_status(cause) in _LASTING_STATUS
-        or _LASTING.search(str(cause))
-        for cause in _with_causes(error)
-        if not isinstance(cause, json.JSONDecodeError)  # a ValueError too, of an answer that was cut off
-    )
-
-
-def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+def with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, its cause, the cause's cause, and so on."""
     while error is not None:
         yield error
         error = error.__cause__
 
 
 def _http_status(error: BaseException) -> int | None:
-    """The status of the answer by HTTP that an error of the Hugging Face Hub is about."""
+    """The HTTP status in an error of the Hugging Face Hub's client."""
     return getattr(getattr(error, "response", None), "status_code", None)
 
 
 class Folder:
     """A local folder, or everything in a store under an address.
 
-    Every method raises UserError if a file does not exist, or if the file system or store refuses, and RunAgain if the
-    store does not answer (`failure`).
+    All methods raise UserError if a file does not exist or the file system or store refuses, and RunAgain if the store
+    does not answer (`failure`). File names are relative to the folder.
     """
 
     def __init__(self, address: str) -> None:
@@ -261,15 +255,17 @@ class Folder:
         self._files = fs.SubTreeFileSystem(path, store)
 
     def names(self, within: str = "") -> set[str]:
-        """The names of all files, or of those below one folder, relative to this one."""
-        return {info.path for info in self._found(within)}
+        """The names of all files, optionally only below one folder."""
+        return set(self.sizes(within))
 
     def sizes(self, within: str = "") -> dict[str, int]:
-        """The sizes in bytes of all files, or of those below one folder, by their names relative to this one."""
-        return {info.path: cast(int, info.size) for info in self._found(within)}
+        """The size in bytes of every file by name, optionally only below one folder."""
+        with self._explained(within):
+            infos = self._files.get_file_info(fs.FileSelector(within, allow_not_found=True, recursive=True))
+        return {info.path: info.size for info in infos if info.is_file and not info.path.endswith(_TEMPORARY)}
 
     def size(self, name: str) -> int:
-        """The size of a file in bytes."""
+        """A file's size in bytes."""
         with self._explained(name):
             info = self._files.get_file_info(name)
             if not info.is_file:
@@ -277,38 +273,38 @@ class Folder:
             return cast(int, info.size)
 
     def read(self, name: str) -> bytes:
-        """The content of a file."""
+        """A file's content."""
         return b"".join(self.blocks(name))
 
     def read_if_present(self, name: str) -> bytes | None:
-        """The content of a file, or None if it does not exist."""
+        """A file's content, or None if the file does not exist."""
         with self._explained(name), contextlib.suppress(FileNotFoundError), self._opened(name) as stream:
             return cast(bytes, stream.read())
         return None
 
     def blocks(self, name: str) -> Iterator[bytes]:
-        """The content of a file, block by block."""
+        """A file's content, block by block."""
         with self._explained(name), self._opened(name) as stream:
             while block := stream.read(_BLOCK_BYTES):
                 yield block
 
     def verified_blocks(self, name: str, sha256: str | None, size: int | None = None) -> Iterator[bytes]:
-        """As `blocks`; raises UserError after the last block if the hash or the total size of the file is wrong."""
-        digest, total, origin = hashlib.sha256(), 0, f"{self.address}/{name}"
+        """Yields a file's blocks. Raises UserError after the last one if the file's hash or size is wrong."""
+        digest, total = hashlib.sha256(), 0
         for block in self.blocks(name):
             digest.update(block)
             total += len(block)
             yield block
+        problem = ""
         if size is not None and total != size:
-            raise UserError(f"damaged {origin}: it has {total} bytes, expected {size}; copy or build it again")
-        if sha256 is not None and digest.hexdigest() != sha256:
-            found, expected = digest.hexdigest()[:_DIGITS], sha256[:_DIGITS]
-            raise UserError(
-                f"damaged {origin}: its sha256 is {found}..., expected {expected}...; copy or build it again"
-            )
+            problem = f"it has {total} bytes, expected {size}"
+        elif sha256 is not None and digest.hexdigest() != sha256:
+            problem = f"its sha256 is {digest.hexdigest()[:12]}..., expected {sha256[:12]}..."
+        if problem:
+            raise UserError(f"damaged {self.address}/{name}: {problem}; copy or build it again")
 
     def write(self, name: str, content: bytes | Iterable[bytes]) -> None:
-        """Writes a file that appears complete or not at all, given at once or in blocks; creates its folders."""
+        """Writes a file that appears complete or not at all, from bytes or from blocks; creates its folders."""
         with self._explained(name):
             # A store has no folders, and shows an object only once it is complete. There a rename would be a copy.
             is_object = self._files.base_fs.type_name in ("s3", "gcs")
@@ -320,7 +316,7 @@ class Folder:
                 with stream:
                     for block in (content,) if isinstance(content, bytes) else content:
                         stream.write(block)
-            except BaseException:  # closing the stream has made a file of what was written
+            except BaseException:  # closing the stream has left a file with the blocks written so far
                 with contextlib.suppress(OSError):
                     self._files.delete_file(unfinished)
                 raise
@@ -337,11 +333,6 @@ class Folder:
         with self._explained(""), contextlib.suppress(FileNotFoundError):
             self._files.base_fs.delete_dir(self._files.base_path)
 
-    def _found(self, within: str) -> list[Any]:
-        with self._explained(within):
-            found: list[Any] = self._files.get_file_info(fs.FileSelector(within, allow_not_found=True, recursive=True))
-        return [info for info in found if info.is_file and not info.path.endswith(_TEMPORARY)]
-
     def _opened(self, name: str) -> Any:
         return self._files.open_input_stream(name, compression=None)
 
@@ -354,18 +345,13 @@ class Folder:
 
 
 def first_line(error: BaseException) -> str:
-    """The message of an error, or its type if it has none, as one line of at most 300 characters."""
+    """An error's message, or its type if it has none, as one line of at most 300 characters."""
     text = error.strerror if isinstance(error, OSError) and error.strerror and not error.filename else str(error)
     return (text.strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
 
 
-# Finding files by glob patterns, on disk and in object stores.
-
-_WILDCARD = re.compile(r"[*?\[]")
-
-
 class FoundFile(NamedTuple):
-    """A file or folder that a pattern matches."""
+    """A file or folder that matches a pattern."""
 
     path: str
     bytes: int
@@ -373,10 +359,12 @@ class FoundFile(NamedTuple):
 
 
 def find_files(pattern: str) -> list[FoundFile]:
-    """The files and folders that a glob matches, sorted; `**` matches any number of folders.
+    """Finds the files and folders that match a glob, sorted. `**` matches any number of folders.
 
-    A pattern that is the name of a file, perhaps with a bracket in it, means that file. Raises UserError for a local
-    folder that the pattern searches and that cannot be listed, and the errors of `failure` for a store.
+    If a local file has the pattern as its name, perhaps with a bracket in it, the pattern means this file.
+
+    Raises:
+        UserError: the pattern searches a local folder that cannot be listed; and for a store the errors of `failure`.
     """
     if is_remote(pattern):
         try:
@@ -384,39 +372,27 @@ def find_files(pattern: str) -> list[FoundFile]:
         except PYARROW_ERRORS as error:
             raise failure(pattern, error) from None
     if pattern and os.path.exists(pattern):
-        return [_found_local(pattern)]
-    _check_folders(pattern)
-    return [_found_local(path) for path in sorted(glob.glob(pattern, recursive=True))]
-
-
-def is_special(path: str) -> bool:
-    """Whether a path is a pipe, device or socket, which may never end and cannot be read a second time."""
-    return not is_remote(path) and os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
-
-
-def _check_folders(pattern: str) -> None:
-    """Raises UserError for a folder that the pattern searches and that may not be read; glob skips it silently."""
-    parts = pattern.split("/")
-    for index in range(_first_wildcard(parts), len(parts)):
-        mode = os.R_OK | os.X_OK if _WILDCARD.search(parts[index]) else os.X_OK
-        before = "/".join(parts[: index + (parts[index] == "**")])
-        for folder in glob.glob(before + "/", recursive=True) if before or pattern.startswith("/") else ["."]:
-            if not os.access(folder, mode):
-                raise UserError(
-                    f"--input {pattern!r} searches {folder}, which cannot be read. Correct its mode, or the pattern"
-                )
-
-
-def _first_wildcard(parts: list[str]) -> int:
-    return next((index for index, part in enumerate(parts) if _WILDCARD.search(part)), len(parts))
-
-
-def _found_local(path: str) -> FoundFile:
-    is_folder = os.path.isdir(path)
-    try:
-        return FoundFile(path, 0 if is_folder else os.stat(path).st_size, is_folder)
-    except FileNotFoundError:  # a broken link, which is reported when it is read
-        return FoundFile(path, 0, False)
+        paths = [pattern]
+    else:
+        # glob skips folders without permission, so they are checked beforehand: from the first wildcard on, the folder
+        # before a part must be searchable and, if the part is a wildcard, listable.
+        parts = pattern.split("/")
+        for index in range(_first_wildcard(parts), len(parts)):
+            mode = os.R_OK | os.X_OK if _WILDCARD.search(parts[index]) else os.X_OK
+            before = "/".join(parts[: index + (parts[index] == "**")])
+            for folder in glob.glob(before + "/", recursive=True) if before or pattern.startswith("/") else ["."]:
+                if not os.access(folder, mode):
+                    raise UserError(
+                        f"--input {pattern!r} searches {folder}, which cannot be read. Correct its mode, or the pattern"
+                    )
+        paths = sorted(glob.glob(pattern, recursive=True))
+    files = []
+    for path in paths:
+        is_folder, size = os.path.isdir(path), 0
+        with contextlib.suppress(FileNotFoundError):  # a broken link, which is reported when it is read
+            size = 0 if is_folder else os.stat(path).st_size
+        files.append(FoundFile(path, size, is_folder))
+    return files
 
 
 def _find_remote(pattern: str) -> list[FoundFile]:
@@ -433,11 +409,20 @@ def _find_remote(pattern: str) -> list[FoundFile]:
         recursive = first < len(parts) - 1 or parts[first] == "**"
         selector = fs.FileSelector("/".join(parts[:first]), allow_not_found=True, recursive=recursive)
         try:
-            wanted = re.compile(glob_translate("/".join(parts)))
+            regex = re.compile(glob_translate("/".join(parts)))
         except ValueError as error:
             raise UserError(f"{pattern} is no valid pattern: {error}. Write ** between two slashes") from None
-        infos = [info for info in store.get_file_info(selector) if wanted.fullmatch(info.path)]
+        infos = [info for info in store.get_file_info(selector) if regex.fullmatch(info.path)]
     present = (info for info in infos if info.type != fs.FileType.NotFound)
     return sorted(
         FoundFile(pattern[:5] + info.path, info.size or 0, info.type == fs.FileType.Directory) for info in present
     )
+
+
+def _first_wildcard(parts: list[str]) -> int:
+    return next((index for index, part in enumerate(parts) if _WILDCARD.search(part)), len(parts))
+
+
+def is_special(path: str) -> bool:
+    """Whether a path is a pipe, device or socket, which may never end and cannot be read a second time."""
+    return not is_remote(path) and os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)

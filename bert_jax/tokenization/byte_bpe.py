@@ -1,7 +1,7 @@
 """Byte-level BPE (Radford et al. 2019; Liu et al. 2019): its files, its specification and its engine.
 
-The specification comes from tokenizer.json of the `tokenizers` library, or from GPT-2's vocab.json with merges.txt. The
-engine encodes by that library.
+The specification comes from tokenizer.json as the `tokenizers` library writes it, or from GPT-2's vocab.json with
+merges.txt. The engine encodes by that library.
 """
 
 import dataclasses
@@ -32,32 +32,30 @@ from bert_jax.tokenization.specification import (
     named_roles,
     refuse_contradiction,
     refuse_repeated,
-    separators_of,
-    special_token_map,
+    stated_separators,
     tokens_by_id,
     write_settings,
 )
 from bert_jax.tokenization.wordpiece import WHITE_SPACE
 
-# The library's normalizers that a byte-level tokenizer may have. They take no settings.
+# The library's normalizers that a byte-level tokenizer may have; they take no settings.
 NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents")
-# Those that neither create white space nor delete characters.
+# Normalizers that neither create white space nor delete characters.
 CHUNKABLE_NORMALIZERS = ("NFC", "NFD", "Lowercase")
 _SPACES = tuple(" \t\n\v\f\r")
-MERGES_HEADER = "#version: 0.2"
 
 
 @dataclass(frozen=True)
 class ByteBPESpec(TokenList):
-    """Everything that determines the ids of a byte-level BPE tokenizer."""
+    """Everything that determines a byte-level BPE tokenizer's ids."""
 
     tokens: tuple[str, ...]  # by id; bytes are written as GPT-2 writes them
     merges: tuple[tuple[str, str], ...]  # by rank
     roles: Roles = ROBERTA_ROLES
     add_prefix_space: bool = False  # whether a text's first word gets a space before it
     normalizers: tuple[str, ...] = ()  # from NORMALIZERS, in the order in which they apply
-    ignore_merges: bool = False  # whether a pre-token that is in the vocabulary is not merged
-    added: tuple[AddedToken, ...] = ()  # __post_init__ adds the tokens of the roles
+    ignore_merges: bool = False  # whether pre-tokens in the vocabulary are not merged
+    added: tuple[AddedToken, ...] = ()  # __post_init__ adds the roles' tokens
     adds_special_tokens: bool = field(default=True, metadata=UNHASHED)
     separators: int = field(default=0, metadata=HASHED_IF_CHANGED)  # between two texts; 0: as usual with the roles
 
@@ -70,14 +68,13 @@ class ByteBPESpec(TokenList):
                 f"the vocabulary lacks {', '.join(missing)}. Name the tokens for cls, sep, pad, unk and mask in "
                 "special_tokens_map.json of the same folder"
             )
-        # The tokens of the roles come first and with the same flags, so that equal tokenizers hash equal. As in
-        # RoBERTa, the mask absorbs the space before it. Tokens that the model lacks keep their order, which determines
-        # their ids.
+        # The roles' tokens come first and with the same flags, so that equal tokenizers hash equal. As in RoBERTa, the
+        # mask absorbs the space before it. Tokens that the model lacks keep their order, which determines their ids.
         mask = self.roles.mask_token if self.roles.mask_token not in self.roles[:-1] else None
         roles = [AddedToken(token, lstrip=token == mask) for token in dict.fromkeys(self.roles)]
         others = [token for token in self.added if token.content not in self.roles]
-        index_of = {token.content: index for index, token in enumerate(self.added) if token.content not in self.tokens}
-        ordered = sorted(roles + others, key=lambda token: index_of.get(token.content, -1))
+        places = {token.content: index for index, token in enumerate(self.added) if token.content not in self.tokens}
+        ordered = sorted(roles + others, key=lambda token: places.get(token.content, -1))
         object.__setattr__(self, "added", tuple(ordered))
 
     @property
@@ -109,9 +106,7 @@ class ByteBPESpec(TokenList):
 
     def write(self, directory: Path) -> None:
         """Writes vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json."""
-        usual = not (self.normalizers or self.ignore_merges or self.separators)
-        roberta = self.roles == ROBERTA_ROLES and usual
-        special = {"bos_token": self.roles.cls_token, "eos_token": self.roles.sep_token}
+        roberta = self.roles == ROBERTA_ROLES and not (self.normalizers or self.ignore_merges or self.separators)
         config = {
             "tokenizer_class": "RobertaTokenizer" if roberta else "PreTrainedTokenizerFast",
             "add_prefix_space": self.add_prefix_space,
@@ -119,14 +114,14 @@ class ByteBPESpec(TokenList):
         }
         merges = "".join(f"{left} {right}\n" for left, right in self.merges)
         write_json(directory / "vocab.json", {token: index for index, token in enumerate(self.tokens)})
-        (directory / "merges.txt").write_text(f"{MERGES_HEADER}\n{merges}", encoding="utf-8")
-        write_settings(directory, config, special | special_token_map(self.roles, self.added))
+        (directory / "merges.txt").write_text(f"#version: 0.2\n{merges}", encoding="utf-8")
+        write_settings(directory, config, self.roles, self.added)
 
 
 def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase: bool | None) -> ByteBPESpec:
     """Reads a tokenizer.json; `settings` name the special tokens.
 
-    Raises UserError for anything other than byte-level BPE that splits text as GPT-2 does.
+    Raises UserError for another kind of BPE, or if it does not split text as GPT-2 does.
     """
     model = content["model"]
     splitter = content.get("pre_tokenizer") or {}
@@ -141,30 +136,34 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
     added = added_tokens(content)
     known = {*model["vocab"], *(token.content for token in added)}
     roles = named_roles(settings, known, *_usual_roles(known))
-    # RobertaTokenizer of transformers makes both steps from its own settings. It is the class of the type roberta.
+    # RobertaTokenizer in transformers, the class for the type roberta, makes both steps from its own settings.
     kind = settings.get("tokenizer_class") or settings.get("model_type")
     roberta = str(kind).lower().startswith("roberta")
-    separators = 2 if roberta else separators_of(content.get("post_processor"))
-    read = ByteBPESpec(
+    separators = 2 if roberta else stated_separators(content.get("post_processor"))
+    normalizer = content.get("normalizer") or {"normalizers": []}
+    names = tuple(part["type"] for part in normalizer.get("normalizers", [normalizer]))
+    if wrong := [name for name in names if name not in NORMALIZERS]:
+        raise UserError(f"unsupported normalizer {wrong[0]}; choose from {', '.join(NORMALIZERS)}")
+    spec = ByteBPESpec(
         tokens=tokens_by_id(model["vocab"]),
         merges=tuple(_merge(merge) for merge in model["merges"]),
         roles=roles,
         add_prefix_space=bool(settings.get("add_prefix_space")) if roberta else splitter["add_prefix_space"],
-        normalizers=_normalizers(content.get("normalizer")),
+        normalizers=names,
         ignore_merges=model.get("ignore_merges", False),
         added=added,
         adds_special_tokens=_adds_special_tokens(roles, settings, content.get("post_processor")),
         separators=0 if separators == _usual_separators(roles) else separators or 0,
     )
-    check_added_ids(content, read.all_tokens())
-    refuse_contradiction(lowercase, read.lowercase)
-    return read
+    check_added_ids(content, spec.all_tokens())
+    refuse_contradiction(lowercase, spec.lowercase)
+    return spec
 
 
 def from_files(
     vocabulary: Mapping[str, int], merges_file: Path, settings: Mapping[str, Any], lowercase: bool | None
 ) -> ByteBPESpec:
-    """Reads the content of vocab.json, and merges.txt. Raises UserError for a missing or broken merges.txt."""
+    """Reads the content of vocab.json, and merges.txt. Raises UserError if merges.txt is missing or broken."""
     refuse_contradiction(lowercase, False)
     if not merges_file.exists():
         raise UserError(f"byte-level BPE needs {merges_file.name} in the same folder. Download it too")
@@ -185,7 +184,7 @@ def from_files(
         merges=tuple(_merge(line) for line in merges),
         roles=roles,
         add_prefix_space=bool(settings.get("add_prefix_space", False)),
-        adds_special_tokens=_adds_special_tokens(roles, settings, None),  # as GPT2Tokenizer of transformers
+        adds_special_tokens=_adds_special_tokens(roles, settings, None),  # as GPT2Tokenizer in transformers
     )
 
 
@@ -194,10 +193,10 @@ def _usual_separators(roles: Roles) -> int:
 
 
 def _adds_special_tokens(roles: Roles, settings: Mapping[str, Any], post_processor: Mapping[str, Any] | None) -> bool:
-    """Whether a text's sequence begins with cls and ends with sep, as tokenizer.json's post_processor states it.
+    """Whether a text's sequence begins with cls and ends with sep.
 
-    It decides for vocabularies like GPT-2's, in which one token would serve as both; published ones add none. A
-    vocabulary with two tokens for this purpose always uses them. Raises UserError for another template.
+    A vocabulary with two tokens for this purpose always uses them. In one like GPT-2's, where one token would serve as
+    both, tokenizer.json's post_processor decides; published ones add none. Raises UserError for another template.
     """
     if roles.cls_token != roles.sep_token:
         return True
@@ -220,7 +219,7 @@ def _adds_special_tokens(roles: Roles, settings: Mapping[str, Any], post_process
 
 
 def _usual_roles(known: Container[str]) -> tuple[Roles, ...]:
-    """The sets of special tokens to choose from: GPT-2's alone if no other set can begin or end a row."""
+    """The sets of special tokens to choose from: only GPT-2's if no other set can begin or end a sequence."""
     others = (ROBERTA_ROLES, BERT_ROLES)
     if GPT2_ROLES.sep_token in known and not any(
         token in known for roles in others for token in (roles.cls_token, roles.sep_token)
@@ -234,53 +233,40 @@ def _merge(merge: Any) -> tuple[str, str]:
     return str(left), str(right)
 
 
-def _normalizers(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
-    if not settings:
-        return ()
-    names = tuple(part["type"] for part in settings.get("normalizers", [settings]))
-    if wrong := [name for name in names if name not in NORMALIZERS]:
-        raise UserError(f"unsupported normalizer {wrong[0]}; choose from {', '.join(NORMALIZERS)}")
-    return names
-
-
-def _byte_characters() -> dict[str, int]:
-    """GPT-2's character for each byte: the byte's own character if printable, otherwise the next from U+0100 on."""
-    printing = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printing]
-    return {chr(byte): byte for byte in printing} | {chr(256 + index): byte for index, byte in enumerate(others)}
-
-
-_BYTES = _byte_characters()
+# GPT-2's character for each byte: the byte's own character if printable, otherwise the next from U+0100 on.
+_PRINTING = (*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1))
+_OTHERS = sorted({*range(256)}.difference(_PRINTING))
+_BYTES = {chr(byte): byte for byte in _PRINTING} | {chr(256 + index): byte for index, byte in enumerate(_OTHERS)}
 
 
 def _token_text(token: str) -> str:
-    """The text of a token. Bytes that do not form a whole character become U+FFFD."""
+    """A token's text. Bytes that do not form a whole character become U+FFFD."""
     return _token_bytes(token).decode("utf-8", "replace")
 
 
 def _token_bytes(token: str) -> bytes:
-    """The bytes of a token; the characters of one that a user added stand for themselves."""
+    """A token's bytes. In tokens added by a user, characters stand for themselves."""
     if not all(character in _BYTES for character in token):
         return token.encode()
     return bytes(_BYTES[character] for character in token)
 
 
 # The library splits text by GPT-2's regular expression (Radford et al. 2019), in which a word includes the space before
-# it. The engine uses two facts about it: it always splits before a space that is followed by anything but white space,
-# and, for ASCII text, all of its rules.
+# it. The engine relies on one fact about any text: the expression splits before a space unless white space follows. For
+# ASCII text it uses the whole expression.
 
-# The white-space half of GPT-2's expression: a space belongs to what follows it; of several, the last one does.
+# The white-space half of GPT-2's expression: a space, or the last of several, belongs to the word that follows it.
 _SPLIT_SPACES = f" \\n{WHITE_SPACE}"
 _PRE_TOKENS = re.compile(f" ?[^{_SPLIT_SPACES}]+|[{_SPLIT_SPACES}]+(?![^{_SPLIT_SPACES}])|[{_SPLIT_SPACES}]+")
-# GPT-2's expression for text that is all ASCII.
+# GPT-2's expression for ASCII text.
 _ASCII_PRE_TOKENS = re.compile("'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^\t-\r A-Za-z0-9]+")
 
 
 class ByteBPEEngine(LibraryEngine):
     """Encodes by the library's byte-level BPE, in chunks that begin at a space with no white space after it.
 
-    Most chunks begin with exactly one space, so the key of a chunk is what follows that space. The key of a chunk
-    without one begins with a space instead.
+    Most chunks begin with exactly one space, so a chunk's key is its text after that space. The key for a chunk without
+    one begins with a space instead.
     """
 
     def __init__(self, spec: ByteBPESpec) -> None:
@@ -290,10 +276,10 @@ class ByteBPEEngine(LibraryEngine):
         self._chunk_library.encode_special_tokens = True
         self._add_prefix_space = spec.add_prefix_space
         self._text_tokens = text_tokens(spec.added)
-        # Those that are matched in normalized text may occur where the text itself lacks them.
+        # Tokens that are matched in normalized text may occur although the text itself lacks them.
         matched = any(token.normalized for token in spec.added if not token.special)
         self._whole = matched and bool(spec.normalizers)
-        # Other normalizers may change where text splits, so only ASCII text, which they leave alone, is split here.
+        # Other normalizers may move the splits, so only ASCII text, which they leave alone, is split here.
         self._only_ascii = not set(spec.normalizers) <= set(CHUNKABLE_NORMALIZERS)
         self._splits_ascii = "Lowercase" not in spec.normalizers and not spec.ignore_merges
 
@@ -339,7 +325,7 @@ def _chunk(key: str) -> str:
 
 
 def library_tokenizer(spec: ByteBPESpec) -> tokenizers.Tokenizer:
-    """The `tokenizers` library's tokenizer. Raises UserError for merges that do not fit the vocabulary."""
+    """The `tokenizers` library's tokenizer. Raises UserError if the merges do not fit the vocabulary."""
     vocabulary = {token: index for index, token in enumerate(spec.tokens)}
     try:
         model = models.BPE(vocab=vocabulary, merges=list(spec.merges), ignore_merges=spec.ignore_merges)

@@ -1,17 +1,17 @@
-"""What the engines of all kinds of tokenizer share: their protocol, and encoding by the `tokenizers` library.
+"""The common part of all engines: their protocol, the cache, and encoding by the `tokenizers` library.
 
-An engine turns text into ids. A bounded cache from chunks of text to ids makes it several times as fast, because the
-library then encodes most words once. A chunk is the text between two white spaces; each kind of tokenizer knows which
-texts may be split in this way, and where (`ChunkEncoder`). A chunk that is not cached goes to the library, so this code
-reimplements no Unicode rule. Texts are split and their chunks counted as arrays of bytes (numpy, Arrow), so that Python
-handles each distinct chunk of a block once.
+An engine turns text into ids. A bounded cache from text chunks to ids makes it several times as fast, because the
+library then encodes most words once. A chunk is the text between two white spaces; an engine knows which texts may be
+split in this way, and at which characters (`Engine.split`). Unknown chunks go to the library, so this code reimplements
+no Unicode rule. Texts are split and their chunks counted as byte arrays (numpy, Arrow), so Python handles a distinct
+chunk once in a block. Read `ChunkCache.encode` first.
 """
 
 import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,7 +19,7 @@ import pyarrow as pa
 import tokenizers
 from tokenizers import processors
 
-from bert_jax.array_types import Int64, Integer, UInt
+from bert_jax.array_types import Int64, UInt
 from bert_jax.errors import UserError
 from bert_jax.tokenization.specification import AddedToken
 
@@ -29,17 +29,19 @@ try:
 except ImportError:
     from pyarrow.compute import call_function
 
-# Entries of about 200 bytes each (key, ids, dictionary entry): 60 MB. The cache has two halves, so that filling it up
-# evicts only chunks that were not used recently.
+# Entries take about 200 bytes each (key, ids, dictionary entry): 60 MB. The cache has two halves, so that filling it up
+# evicts only chunks without recent use.
 CACHE_CHUNKS = 300_000
-# Longer chunks (sentences of unspaced scripts, URLs) seldom recur, and would make the memory unbounded.
+# Longer chunks (sentences in unspaced scripts, URLs) seldom recur, and would make the memory unbounded.
 CACHED_CHUNK_LENGTH = 40
-# Characters of text that are looked up together. Larger blocks have a smaller share of distinct chunks.
+# Characters of text whose chunks are looked up together. Larger blocks have a smaller share of distinct chunks.
 BLOCK_CHARACTERS = 1 << 22
+# Chunks passed to the library in one call.
+LIBRARY_CHUNKS = 20_000
 
 _SPACE, _NEWLINE = b" ", b"\n"
 _MARKS = b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
-# The role of a byte in a text: part of a chunk, a chunk of its own, or a separator of chunks.
+# A byte's role in a text: part of a chunk, a chunk of its own, or a separator between chunks.
 _INNER, _MARK, _GAP = range(3)
 _ROLES = bytes(_GAP if byte in _SPACE + _NEWLINE else _INNER for byte in range(256))
 _ROLES_WITH_MARKS = bytes(_MARK if byte in _MARKS else role for byte, role in enumerate(_ROLES))
@@ -48,12 +50,12 @@ _ROLES_WITH_MARKS = bytes(_MARK if byte in _MARKS else role for byte, role in en
 class ChunkedTexts(NamedTuple):
     """Texts split into chunks.
 
-    block      one line per text: the keys of its chunks, separated by spaces; empty for the texts in `exceptions`
-    firsts     for each text the key of its first chunk, if that differs from the key in `block`
-    marks      whether each punctuation mark of ASCII, and from U+2010 to U+2027, is a chunk of its own
+    block      one line per text: its chunks' keys, separated by spaces; empty for the texts in `exceptions`
+    firsts     the keys of the texts' first chunks, if they may differ from the keys in `block`
+    marks      whether punctuation marks in ASCII, and from U+2010 to U+2027, are chunks of their own
     fold       whether ASCII capitals are lower-cased
-    exceptions by index, the texts that `block` leaves out: the keys of their chunks, or None if only the library can
-               encode the whole text
+    exceptions texts outside of `block`, by index: their chunks' keys, or None if only the library can encode the whole
+               text
     """
 
     block: str
@@ -64,45 +66,60 @@ class ChunkedTexts(NamedTuple):
 
 
 @runtime_checkable
-class ChunkEncoder(Protocol):
-    """A library's tokenizer and the rules by which it splits text. Ids are the bytes of an array of id_dtype."""
+class Engine(Protocol):
+    """A library's tokenizer and the rules by which it splits text.
+
+    Texts are Unicode. Ids are lists, or the bytes of an array of id_dtype.
+    """
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
-        """The ids of each whole text by the library."""
+        """Encodes whole texts by the library."""
 
     def split(self, texts: Sequence[str]) -> ChunkedTexts | None:
-        """The chunks of the texts, whose concatenated ids are those of the text; None if no text may be split."""
+        """Splits texts into chunks whose concatenated ids are the texts' ids; None if no text may be split."""
 
     def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
-        """The ids of each chunk by the library."""
+        """Encodes chunks by the library."""
         return self.encode(keys)
 
     def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
-        """For chunks known to consist of several words, the keys whose concatenated ids are the chunk's ids."""
+        """For chunks known to contain several words, the keys whose concatenated ids are the chunk's ids."""
         return {}
+
+    def encode_special(self, text: str) -> list[int]:
+        """Encodes a text in which special tokens are replaced by their ids."""
+
+    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encodes a text; also returns the ids' character spans [start, end)."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Readable text, including special tokens."""
+
+    def to_json(self) -> str:
+        """A tokenizer.json with which the `tokenizers` library gives the same ids, or nearly the same."""
 
 
 class ChunkCache:
-    """Encodes texts by a chunk encoder and caches the ids of chunks. Not safe for several threads at once."""
+    """Encodes texts by an engine and caches the ids of chunks. Not safe for several threads at once."""
 
-    def __init__(self, encoder: ChunkEncoder, id_dtype: type) -> None:
-        self._encoder = encoder
+    def __init__(self, engine: Engine, id_dtype: type) -> None:
+        self._engine = engine
         self._id_dtype = id_dtype
         # When the newer half is full, it becomes the older half.
         self._cache: dict[str, bytes] = {}
         self._older: dict[str, bytes] = {}
 
     def encode(self, texts: Sequence[str]) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "m"]]:
-        """The concatenated ids of the texts, and the number of ids of each."""
+        """Returns the concatenated ids of all texts, and the texts' numbers of ids."""
         blocks = [self._encode_block(block) for block in _blocks(texts)]
-        ids = [np.zeros(0, self._id_dtype), *(found for found, _ in blocks)]
-        counts = [np.zeros(0, np.int64), *(found for _, found in blocks)]
+        ids = [np.zeros(0, self._id_dtype), *(ids for ids, _ in blocks)]
+        counts = [np.zeros(0, np.int64), *(counts for _, counts in blocks)]
         return np.concatenate(ids), np.concatenate(counts)
 
     def _encode_block(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        chunked = self._encoder.split(texts)
+        chunked = self._engine.split(texts)
         if chunked is None:
-            return self._joined(self._encoder.encode(texts))
+            return self._joined(self._engine.encode(texts))
         chunks, keys, bounds = _distinct(chunked)
         if chunked.firsts is not None:
             # The first chunk of a text may have another key than the same characters later in it, as byte-level BPE
@@ -111,45 +128,39 @@ class ChunkCache:
             indices = {key: len(keys) + index for index, key in enumerate(dict.fromkeys(firsts))}
             chunks[bounds[:-1][np.diff(bounds) > 0]] = list(map(indices.__getitem__, firsts))
             keys = [*keys, *indices]
-        separate = [key for found in chunked.exceptions.values() for key in found or ()]
-        known = list(map(self._cache.get, [*keys, *separate]))
-        unknown = [key for key, ids in zip([*keys, *separate], known, strict=True) if ids is None]
+        separate = [key for own_keys in chunked.exceptions.values() for key in own_keys or ()]
+        cached = list(map(self._cache.get, [*keys, *separate]))
+        unknown = [key for key, ids in zip([*keys, *separate], cached, strict=True) if ids is None]
         too_long = self._learn(dict.fromkeys(unknown))
         cache = self._cache
-        ids, counts = self._gathered(
-            chunks, bounds, [cache[key] if ids is None else ids for key, ids in zip(keys, known, strict=False)]
+        distinct_ids, lengths = self._joined(
+            [cache[key] if ids is None else ids for key, ids in zip(keys, cached, strict=False)]
         )
+        begins = np.cumsum(lengths) - lengths
+        ends = np.concatenate([[0], np.cumsum(lengths[chunks])])
+        # Each id of the output as an index into `distinct_ids`: its chunk's first id, plus its place within the chunk.
+        sources = np.repeat(begins[chunks] - ends[:-1], lengths[chunks]) + np.arange(ends[-1])
+        ids, counts = distinct_ids[sources], np.diff(ends[bounds])
         if chunked.exceptions:
             ids, counts = self._with_exceptions(ids, counts, texts, chunked.exceptions)
-        self._evict(too_long)
+        for key in too_long:
+            del cache[key]
+        if len(cache) > CACHE_CHUNKS // 2:
+            self._older, self._cache = cache, {}
         return ids, counts
-
-    def _gathered(
-        self, chunks: Integer[np.ndarray, "n"], bounds: Int64[np.ndarray, "boundaries"], known: list[bytes]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The concatenated ids of chunks, given those of each distinct chunk, and the number of ids of each line."""
-        ids, lengths = self._joined(known)
-        firsts = np.cumsum(lengths) - lengths
-        ends = np.concatenate([[0], np.cumsum(lengths[chunks])])
-        # Each id of the output as an index into `ids`: its chunk's first id, plus its place within the chunk.
-        sources = np.repeat(firsts[chunks] - ends[:-1], lengths[chunks]) + np.arange(ends[-1])
-        return ids[sources], np.diff(ends[bounds])
 
     def _with_exceptions(
         self, ids: np.ndarray, counts: np.ndarray, texts: Sequence[str], exceptions: dict[int, list[str] | None]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Inserts the ids and counts of the texts that were not part of the block."""
+        """Inserts the ids and counts of the texts outside of the block."""
         whole = [index for index, keys in exceptions.items() if keys is None]
-        by_library = dict(zip(whole, self._encoder.encode([texts[index] for index in whole]), strict=True))
+        encoded = dict(zip(whole, self._engine.encode([texts[index] for index in whole]), strict=True))
+        for index, keys in exceptions.items():
+            if keys is not None:
+                encoded[index] = b"".join(map(self._cache.__getitem__, keys))
         order = sorted(exceptions)
-        found = [
-            by_library[index]
-            if index in by_library
-            else b"".join(map(self._cache.__getitem__, exceptions[index] or ()))
-            for index in order
-        ]
         begins = (np.cumsum(counts) - counts)[order]
-        added, lengths = self._joined(found)
+        added, lengths = self._joined([encoded[index] for index in order])
         counts[order] = lengths
         return np.insert(ids, np.repeat(begins, lengths), added), counts
 
@@ -159,21 +170,21 @@ class ChunkCache:
         return np.frombuffer(b"".join(encoded), self._id_dtype), lengths
 
     def _learn(self, keys: Iterable[str]) -> list[str]:
-        """Caches chunks that the newer half lacks, and the words within them; returns those too long to keep."""
+        """Caches chunks that the newer half lacks, and the words within them. Returns those too long to keep."""
         unknown = self._recall(keys)
-        words = self._encoder.words(unknown)
+        words = self._engine.words(unknown)
         if words:
             # "end", "end." and "(end" then cost the library one word, which is most of the time of a cold cache.
             parts = dict.fromkeys(key for key in unknown if key not in words)
             parts |= dict.fromkeys(itertools.chain.from_iterable(words.values()))
             unknown = self._recall([part for part in parts if part not in self._cache])
-        self._cache.update(zip(unknown, self._encoder.encode_chunks(unknown), strict=True))
+        self._cache.update(zip(unknown, self._engine.encode_chunks(unknown), strict=True))
         for chunk, within in words.items():
             self._cache[chunk] = b"".join(map(self._cache.__getitem__, within))
         return [key for key in (*words, *unknown) if len(key) > CACHED_CHUNK_LENGTH]
 
     def _recall(self, chunks: Iterable[str]) -> list[str]:
-        """Moves chunks that the older half knows into the newer one, and returns those that it does not know."""
+        """Moves chunks from the older half of the cache into the newer one. Returns those that neither has."""
         if not self._older:
             return list(chunks)
         unknown = []
@@ -184,16 +195,21 @@ class ChunkCache:
                 self._cache[chunk] = ids
         return unknown
 
-    def _evict(self, too_long: Iterable[str]) -> None:
-        """Removes chunks from the cache, and drops its older half if the newer one is full."""
-        for chunk in too_long:
-            del self._cache[chunk]
-        if len(self._cache) > CACHE_CHUNKS // 2:
-            self._older, self._cache = self._cache, {}
+
+def _blocks(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Groups consecutive texts with about BLOCK_CHARACTERS characters together, at least one text each."""
+    start = characters = 0
+    for index, text in enumerate(texts):
+        characters += len(text)
+        if characters >= BLOCK_CHARACTERS:
+            yield texts[start : index + 1]
+            start, characters = index + 1, 0
+    if start < len(texts):
+        yield texts[start:]
 
 
 def _distinct(chunked: ChunkedTexts) -> tuple[np.ndarray, list[str], Int64[np.ndarray, "boundaries"]]:
-    """Each chunk as an index into the distinct chunks, the distinct chunks, and where each line begins and ends.
+    """Returns all chunks as indices into the distinct chunks, these, and the indices at which lines begin and end.
 
     Raises UnicodeEncodeError for a lone surrogate.
     """
@@ -216,54 +232,19 @@ def _distinct(chunked: ChunkedTexts) -> tuple[np.ndarray, list[str], Int64[np.nd
         begins[typeset[typeset + 3 < len(data)] + 3] = True
     begins &= ~gap
     starts = np.flatnonzero(begins)
-    lines = np.flatnonzero(data == _NEWLINE[0])
-    bounds = np.concatenate([[0], np.searchsorted(starts, lines), [len(starts)]])
-    kept = encoded.translate(None, _SPACE + _NEWLINE)
+    bounds = np.concatenate([[0], np.searchsorted(starts, np.flatnonzero(data == _NEWLINE[0])), [len(starts)]])
+    # Without the gaps, chunks follow each other as Arrow stores strings: one buffer, and the offset of each.
+    inner = encoded.translate(None, _SPACE + _NEWLINE)
     offsets = np.empty(len(starts) + 1, np.int32)
     offsets[:-1] = starts - np.cumsum(gap, dtype=np.int32)[starts]
-    offsets[-1] = len(kept)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(kept)]
+    offsets[-1] = len(inner)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(inner)]
     chunks = call_function("dictionary_encode", [pa.Array.from_buffers(pa.utf8(), len(starts), buffers)])
     return np.array(chunks.indices), chunks.dictionary.to_pylist(), bounds
 
 
-def _blocks(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Groups of consecutive texts with about BLOCK_CHARACTERS characters, at least one text each."""
-    start = characters = 0
-    for index, text in enumerate(texts):
-        characters += len(text)
-        if characters >= BLOCK_CHARACTERS:
-            yield texts[start : index + 1]
-            start, characters = index + 1, 0
-    if start < len(texts):
-        yield texts[start:]
-
-
-# Chunks passed to the library in one call.
-LIBRARY_CHUNKS = 20_000
-# Frequent characters of English text, roughly from rare to frequent. All others are rarer.
-_FREQUENT = "zqjxkv'bpgywmfucldrhsinoate-.,# "
-
-
-@runtime_checkable
-class Engine(ChunkEncoder, Protocol):
-    """A library's tokenizer that encodes and decodes, in addition to what the cache needs. Texts are Unicode."""
-
-    def encode_special(self, text: str) -> list[int]:
-        """The ids of a text in which special tokens are replaced by their ids."""
-
-    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of a text and the character span [start, end) of each."""
-
-    def decode(self, ids: list[int]) -> str:
-        """Readable text, including special tokens."""
-
-    def to_json(self) -> str:
-        """The content of tokenizer.json, by which the `tokenizers` library gives the same ids, or nearly the same."""
-
-
 class LibraryEngine(Engine):
-    """Encodes by a tokenizer of the `tokenizers` library."""
+    """Encodes by a tokenizer from the `tokenizers` library."""
 
     def __init__(self, library: tokenizers.Tokenizer, id_dtype: type) -> None:
         self.id_dtype = id_dtype
@@ -291,7 +272,7 @@ class LibraryEngine(Engine):
         return str(self._library.to_str(pretty=True))
 
     def library_ids(self, library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[bytes]:
-        """The ids of each text, as bytes. One call encodes many texts, because a call costs more than a word."""
+        """Encodes texts as bytes, many in one call, because a call costs more than a word."""
         encoded: list[bytes] = []
         width = np.dtype(self.id_dtype).itemsize
         for start in range(0, len(texts), LIBRARY_CHUNKS):
@@ -311,58 +292,28 @@ class LibraryEngine(Engine):
 
 
 def add_tokens(library: tokenizers.Tokenizer, added: Iterable[AddedToken]) -> None:
-    """Adds tokens that are matched before text is split."""
+    """Adds tokens to match before text is split."""
     for token in added:
         options = dataclasses.asdict(token)
-        of_library = tokenizers.AddedToken(options.pop("content"), **options)
-        (library.add_special_tokens if token.special else library.add_tokens)([of_library])
+        library_token = tokenizers.AddedToken(options.pop("content"), **options)
+        (library.add_special_tokens if token.special else library.add_tokens)([library_token])
 
 
 def text_tokens(added: Iterable[AddedToken]) -> re.Pattern[str] | None:
-    """Matches the added tokens that are matched in running text; None if there are none."""
+    """A pattern for the added tokens to match in running text; None if there are none."""
     contents = [re.escape(token.content) for token in added if not token.special]
     return re.compile("|".join(contents)) if contents else None
-
-
-class NormalizedTokens:
-    """Finds the texts in whose normalized form tokens occur. The normalizer maps each character independently.
-
-    To normalize a text takes about as long as to encode it. So of each token the rarest character is taken, and only
-    texts with a character that normalizes to it are normalized.
-    """
-
-    def __init__(self, contents: Iterable[str], normalize: Callable[[str], str]) -> None:
-        self._normalize = normalize
-        self._tokens = [normalize(content) for content in contents]  # as the library looks them up
-        self._rare = {min(token, key=_FREQUENT.find, default="") for token in self._tokens}
-        self._seen: set[str] = set()  # characters of texts
-        self._sources: list[str] = []  # those that normalize to a rare one
-        self._see(map(chr, range(128)))
-
-    def occur(self, text: str) -> bool:
-        """Whether one of the tokens occurs in the normalized text."""
-        if not text.isascii():
-            self._see(set(text) - self._seen)
-        if not any(source in text for source in self._sources):
-            return False
-        normal = self._normalize(text)
-        return any(token in normal for token in self._tokens)
-
-    def _see(self, characters: Iterable[str]) -> None:
-        for one in characters:
-            self._seen.add(one)
-            if any(rare in self._normalize(one) for rare in self._rare):
-                self._sources.append(one)
 
 
 def template(
     cls: tuple[str, int], sep: tuple[str, int], *, separators: int = 1, second: int = 1
 ) -> processors.TemplateProcessing:
-    """The sequences of one text and of two texts.
+    """The sequences for one text and for two texts.
 
-    cls, sep    tokens and their ids
-    separators  the number of separators between two texts
-    second      the token type of the second text and of the separator after it
+    Args:
+        cls, sep: tokens and their ids.
+        separators: number of separators between two texts.
+        second: token type of the second text and the separator after it.
     """
     between = " ".join([f"{sep[0]}:0"] * separators)
     return processors.TemplateProcessing(

@@ -3,7 +3,6 @@
 import hashlib
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -25,7 +24,7 @@ from bert_jax.tokenization.specification import AddedToken, id_dtype
 from bert_jax.tokenization.wordpiece import lines, replaced
 
 # sha256 of the library's built-in normalization rules (0.1.96, 0.2.3). A test verifies from the rules that none of them
-# looks across a space, produces two spaces or produces U+2581. Nothing is known of other rules.
+# looks across a space, produces two spaces or produces U+2581. Other rules may do so.
 _RULES_WITHIN_CHUNKS = (
     hashlib.sha256(b"").hexdigest(),  # identity
     "1e2c7b43d3ee9755ceaa2ac335e253d8703604e0249ee1e81156c92b46423844",  # nmt_nfkc
@@ -56,21 +55,30 @@ class SentencePieceEngine(Engine):
         by_length = sorted(self._special, key=len, reverse=True)
         self._special_pattern = re.compile(f"({'|'.join(map(re.escape, by_length))})")
         self._normalizer = _normalizer(spec)
-        self._chunks = _encodes_words_alone(spec)
+        # Whether words may be encoded one by one.
+        rules = spec.parsed.normalizer_spec
+        self._chunks = (
+            spec.kind == "sentencepiece_bpe"
+            and SPACE in spec.pieces
+            and all(SPACE not in piece[1:] and " " not in piece for piece in spec.pieces)
+            and rules.add_dummy_prefix
+            and rules.remove_extra_whitespaces
+            and hashlib.sha256(rules.precompiled_charsmap).hexdigest() in _RULES_WITHIN_CHUNKS
+        )
         spaces = [space for space in _WHITE_SPACE if self._model.normalize(f"a{space}b") == f"{SPACE}a{SPACE}b"]
         self._spaces = dict.fromkeys((space for space in spaces if space not in " \n"), " ")
         # Texts with these characters go to the library whole: U+2581 if the model keeps it, and the line break if the
-        # model does not split there.
+        # model does not split at it.
         kept = [] if self._model.normalize(f"{SPACE}a") == f"{SPACE}a" else [SPACE]
         self._library_only = [*kept, *(end for end in "\n" if end not in spaces)]
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         try:
-            found = self._model.encode(self._prepared(texts), return_type="numpy", num_threads=1)
+            encoded = self._model.encode(self._prepared(texts), return_type="numpy", num_threads=1)
         except (RuntimeError, TypeError, UnicodeEncodeError):
             refuse_surrogates(texts)
             raise
-        return [self._ids[own].tobytes() for own in found]
+        return [self._ids[pieces].tobytes() for pieces in encoded]
 
     def split(self, texts: Sequence[str]) -> ChunkedTexts | None:
         if not self._chunks:
@@ -83,30 +91,38 @@ class SentencePieceEngine(Engine):
         return ChunkedTexts(replaced(lines(texts), self._spaces), exceptions=exceptions)
 
     def encode_special(self, text: str) -> list[int]:
-        found: list[int] = []
+        ids: list[int] = []
         for part in self._special_pattern.split(text):
             if part in self._special:
-                found.append(self._special[part])
+                ids.append(self._special[part])
             elif part:
-                found += self._ids[self._model.encode(self._prepared([part])[0])].tolist()
-        return found
+                ids += self._ids[self._model.encode(self._prepared([part])[0])].tolist()
+        return ids
 
     def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         prepared = self._prepared([text])[0]
-        found = self._model.encode(prepared, return_type="offset_mapping")
-        offsets = list(found["offsets"])
-        # If one character becomes several (letters of a ligature, bytes), the library assigns it to the last piece
-        # only: the others take its span.
+        encoded = self._model.encode(prepared, return_type="offset_mapping")
+        offsets = list(encoded["offsets"])
+        # If one character becomes several (a ligature's letters, bytes), the library assigns it to the last piece only:
+        # the others take its span.
         for index in range(len(offsets) - 2, -1, -1):
-            if offsets[index][0] == offsets[index][1] and self._model.id_to_piece(found["ids"][index]) != SPACE:
+            if offsets[index][0] == offsets[index][1] and self._model.id_to_piece(encoded["ids"][index]) != SPACE:
                 offsets[index] = offsets[index + 1]
         if prepared != text and self._normalizer:
-            origin = _origins(self._normalizer, text)
+            # A tokenizer of single characters tells the span of `text` from which each character of `prepared` comes.
+            library = tokenizers.Tokenizer(models.WordLevel({"": 0}, unk_token=""))
+            library.normalizer = self._normalizer
+            library.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+            origin = library.encode(text, add_special_tokens=False).offsets
             # An empty span lies before the character at its begin.
             starts = [begin for begin, _ in origin] + [len(text)]
             ends = [0] + [end for _, end in origin]
             offsets = [(starts[begin], max(starts[begin], ends[end])) for begin, end in offsets]
-        return self._ids[found["ids"]].tolist(), [_without_spaces(text, begin, end) for begin, end in offsets]
+        spans = []
+        for begin, end in offsets:  # without white space on both sides
+            stripped = text[begin:end].lstrip()
+            spans.append((end - len(stripped), end - len(stripped) + len(stripped.rstrip())))
+        return self._ids[encoded["ids"]].tolist(), spans
 
     def decode(self, ids: list[int]) -> str:
         text = ""
@@ -130,35 +146,22 @@ class SentencePieceEngine(Engine):
         return str(library_tokenizer(self._spec).to_str(pretty=True))
 
     def _prepared(self, texts: Sequence[str]) -> list[str]:
-        """The texts after the normalizer that precedes the model."""
+        """Applies the normalizer that precedes the model."""
         if self._normalizer is None:
             return list(texts)
-        normalize = self._normalizer.normalize_str
-        return [self._normalize_ascii(text) if text.isascii() else normalize(text) for text in texts]
-
-    def _normalize_ascii(self, text: str) -> str:
-        """The normalizer for ASCII text, where it reduces to this and runs ten times faster."""
-        if self._spec.replace_quotes:
-            text = text.replace("``", '"').replace("''", '"')
-        return text.lower() if self._spec.do_lower_case else text
-
-
-def _origins(normalizer: normalizers.Normalizer, text: str) -> list[tuple[int, int]]:
-    """The character span [start, end) of a text that each character of its normalized form comes from."""
-    library = tokenizers.Tokenizer(models.WordLevel({"": 0}, unk_token=""))
-    library.normalizer = normalizer
-    library.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
-    return list(library.encode(text, add_special_tokens=False).offsets)
-
-
-def _without_spaces(text: str, begin: int, end: int) -> tuple[int, int]:
-    surface = text[begin:end]
-    stripped = surface.lstrip()
-    return end - len(stripped), end - len(stripped) + len(stripped.rstrip())
+        prepared = []
+        for text in texts:
+            if text.isascii():  # here the normalizer reduces to this, which runs ten times faster
+                if self._spec.replace_quotes:
+                    text = text.replace("``", '"').replace("''", '"')
+                prepared.append(text.lower() if self._spec.do_lower_case else text)
+            else:
+                prepared.append(self._normalizer.normalize_str(text))
+        return prepared
 
 
 def piece_ids(spec: SentencePieceSpec) -> Int64[np.ndarray, "n"]:
-    """The tokenizer's id of each piece of the model."""
+    """The tokenizer's ids of the model's pieces."""
     ids = np.arange(len(spec.pieces))
     if spec.fairseq:
         ids += 1
@@ -166,21 +169,8 @@ def piece_ids(spec: SentencePieceSpec) -> Int64[np.ndarray, "n"]:
     return ids
 
 
-def _encodes_words_alone(spec: SentencePieceSpec) -> bool:
-    """Whether pieces, settings and rules of a model allow words to be encoded one by one."""
-    rules = spec.parsed.normalizer_spec
-    return (
-        spec.kind == "sentencepiece_bpe"
-        and SPACE in spec.pieces
-        and all(SPACE not in piece[1:] and " " not in piece for piece in spec.pieces)
-        and rules.add_dummy_prefix
-        and rules.remove_extra_whitespaces
-        and hashlib.sha256(rules.precompiled_charsmap).hexdigest() in _RULES_WITHIN_CHUNKS
-    )
-
-
 def _normalizer(spec: SentencePieceSpec) -> normalizers.Normalizer | None:
-    """The normalizer that precedes the model's own, as in transformers' AlbertTokenizer; None if there is none."""
+    """The normalizer before the model's own, as in transformers' AlbertTokenizer; None if there is none."""
     parts: list[normalizers.Normalizer] = []
     if spec.replace_quotes:
         parts += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
@@ -194,7 +184,7 @@ def _normalizer(spec: SentencePieceSpec) -> normalizers.Normalizer | None:
 def library_tokenizer(spec: SentencePieceSpec) -> tokenizers.Tokenizer:
     """The `tokenizers` library's tokenizer for a SentencePiece model, converted as transformers does.
 
-    It encodes word by word and adds scores in float64, so it may segment a word differently where scores tie.
+    It encodes word by word and adds scores in float64, so it may segment a word differently if scores tie.
     """
     model, tokens, roles = spec.parsed, spec.all_tokens(), spec.roles
     fallback = model.trainer_spec.byte_fallback
@@ -205,8 +195,17 @@ def library_tokenizer(spec: SentencePieceSpec) -> tokenizers.Tokenizer:
         library = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=unk, byte_fallback=fallback))
     else:
         ids = {token: index for index, token in enumerate(tokens)}
+        # The pairs of pieces that merge into a piece, ordered by this piece's score.
+        normal = schema.ModelProto.SentencePiece.NORMAL
+        pieces = {piece.piece: piece.score for piece in model.pieces if piece.type == normal}
+        merges = [
+            (piece[:cut], piece[cut:])
+            for piece in sorted(pieces, key=lambda piece: -pieces[piece])
+            for cut in range(1, len(piece))
+            if piece[:cut] in pieces and piece[cut:] in pieces
+        ]
         library = tokenizers.Tokenizer(
-            models.BPE(ids, _merges(model), unk_token=roles.unk_token, fuse_unk=True, byte_fallback=fallback)
+            models.BPE(ids, merges, unk_token=roles.unk_token, fuse_unk=True, byte_fallback=fallback)
         )
     normalizer = _normalizer(spec)
     steps = [normalizer] if normalizer else []
@@ -232,16 +231,3 @@ def library_tokenizer(spec: SentencePieceSpec) -> tokenizers.Tokenizer:
     cls, sep = ((token, tokens.index(token)) for token in (roles.cls_token, roles.sep_token))
     library.post_processor = template(cls, sep, separators=spec.pair_separators, second=0 if spec.fairseq else 1)
     return library
-
-
-def _merges(model: Any) -> list[tuple[str, str]]:
-    """The pairs of pieces that merge into a piece, ordered by the score of that piece."""
-    normal = schema.ModelProto.SentencePiece.NORMAL
-    pieces = {piece.piece: piece.score for piece in model.pieces if piece.type == normal}
-    ranked = sorted(pieces, key=lambda piece: -pieces[piece])
-    return [
-        (piece[:cut], piece[cut:])
-        for piece in ranked
-        for cut in range(1, len(piece))
-        if piece[:cut] in pieces and piece[cut:] in pieces
-    ]

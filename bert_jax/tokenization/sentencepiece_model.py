@@ -1,9 +1,9 @@
 """The specification of a SentencePiece tokenizer (Unigram: Kudo 2018; BPE), read from a model or a tokenizer.json.
 
-It supports two numberings. In XLM-R's (that of fairseq), <s> <pad> </s> <unk> are 0 to 3, the model's pieces follow
-with ids one higher than in the model, and <mask> is last. In ALBERT's, ids are those of the model, whose pieces
-include [CLS], [SEP], <pad>, <unk> and [MASK]. Read `SentencePieceSpec`, `from_model` and `from_json`, which rebuilds a
-model from the tokenizer.json of a Unigram model; what they use comes first.
+It supports two numberings. In XLM-R's, which comes from fairseq, <s> <pad> </s> <unk> are 0 to 3, the model's pieces
+follow with ids one higher than in the model, and <mask> is last. In ALBERT's, ids are the model's own, whose pieces
+include [CLS], [SEP], <pad>, <unk> and [MASK]. Read `SentencePieceSpec` first, then `from_model` and `from_json`, which
+rebuilds a model from the tokenizer.json of a Unigram model.
 """
 
 import base64
@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import sentencepiece
 from google.protobuf.message import DecodeError
@@ -32,31 +32,36 @@ from bert_jax.tokenization.specification import (
     named_roles,
     refuse_contradiction,
     refuse_repeated,
-    special_token_map,
     write_settings,
 )
 from bert_jax.tokenization.wordpiece import has_capitals
 
 schema: Any = sentencepiece_model_pb2  # protobuf creates its classes at import
+SPACE = "▁"  # U+2581, which represents a space in pieces
+# The types of pieces that are special tokens.
+MARKED = (schema.ModelProto.SentencePiece.UNKNOWN, schema.ModelProto.SentencePiece.CONTROL)
+XLM_R_FILE, ALBERT_FILE = "sentencepiece.bpe.model", "spiece.model"
+# SentencePiece drops spaces at both ends of a text and joins runs of spaces.
+SPACES_AT_ENDS, RUNS_OF_SPACES = r"\A +| +\z", " {2,}"
+_KINDS = {schema.TrainerSpec.UNIGRAM: "unigram", schema.TrainerSpec.BPE: "sentencepiece_bpe"}
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece that stands for a byte
 # The first pieces of a model that XLM-R's numbering requires.
-FAIRSEQ_HEAD = ("<unk>", "<s>", "</s>")
-_PIECE = schema.ModelProto.SentencePiece
-# The steps that precede a model's own rules in ALBERT's files, in their order.
+_FAIRSEQ_HEAD = ("<unk>", "<s>", "</s>")
+# Unicode's white space but the space, at which WhitespaceSplit splits.
+_WHITE_SPACE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+# The steps before a model's own rules in ALBERT's tokenizer.json, in their order.
 _QUOTES = [{"type": "Replace", "pattern": {"String": marks}, "content": '"'} for marks in ("``", "''")]
 _ACCENTS = [{"type": "NFKD"}, {"type": "StripAccents"}]
 _LOWERCASE = [{"type": "Lowercase"}]
-# SentencePiece drops spaces at the ends of a text and joins runs of spaces.
-SPACES_AT_ENDS, RUNS_OF_SPACES = r"\A +| +\z", " {2,}"
 _DROP = {"type": "Replace", "pattern": {"Regex": SPACES_AT_ENDS}, "content": ""}
 _JOIN = {"type": "Replace", "pattern": {"Regex": RUNS_OF_SPACES}, "content": " "}
-# How transformers converts this, before Metaspace, which treats a space at the beginning alike; it once had _JOIN only.
-_CONVERTED = [{"type": "Strip", "strip_left": False, "strip_right": True}, _JOIN | {"content": "▁"}]
-# Unicode's white space but the space, at which WhitespaceSplit splits.
-_WHITE_SPACE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+# transformers' form of _DROP and _JOIN, before Metaspace, which treats a space at the beginning alike. It once had
+# _JOIN only.
+_CONVERTED = [{"type": "Strip", "strip_left": False, "strip_right": True}, _JOIN | {"content": SPACE}]
 
 
 def parse(model: bytes) -> Any:
-    """The parsed model. Raises UserError for bytes that are not a SentencePiece model."""
+    """Parses a model. Raises UserError if the bytes are not a SentencePiece model."""
     try:
         parsed = schema.ModelProto.FromString(model)
     except DecodeError:
@@ -66,128 +71,9 @@ def parse(model: bytes) -> Any:
     return parsed
 
 
-def refuse_damaged(model: bytes) -> None:
-    """Raises UserError for a model that `sentencepiece` rejects, or whose pieces are not valid UTF-8."""
-    if not all(isinstance(piece.piece, str) for piece in parse(model).pieces):
-        raise UserError("damaged SentencePiece model: a piece is not UTF-8. Download it again")
-    try:
-        sentencepiece.SentencePieceProcessor(model_proto=model)
-    except RuntimeError as error:
-        raise UserError(f"damaged SentencePiece model: {error}. Download it again") from None
-
-
-def folds_case(model: Any) -> bool:
-    """Whether the model's own normalization lower-cases text."""
-    rules = schema.ModelProto(normalizer_spec=model.normalizer_spec).SerializeToString()
-    return bool(sentencepiece.SentencePieceNormalizer(model_proto=rules).normalize("A").endswith("a"))
-
-
-@functools.cache
-def white_space_rules() -> bytes:
-    """The normalization rules that replace all white space by spaces, as a model stores them."""
-    sentencepiece.set_min_log_level(1)  # it would report the number of rules
-    compiled = sentencepiece.SentencePieceNormalizer(norm_map=[(space, " ") for space in _WHITE_SPACE])
-    return bytes(schema.NormalizerSpec.FromString(compiled.serialized_normalizer_spec()).precompiled_charsmap)
-
-
-class Preparation(NamedTuple):
-    """What a tokenizer.json does to a text before pieces are looked up, by the names of SentencePieceSpec."""
-
-    replace_quotes: bool
-    strip_accents: bool
-    do_lower_case: bool
-    rules: bytes  # of the model's own normalization
-    add_dummy_prefix: bool  # whether it puts a space before a text
-
-
-def _steps(normalizer: Mapping[str, Any]) -> list[Any]:
-    if "normalizers" not in normalizer:
-        return [normalizer]
-    return [step for part in normalizer["normalizers"] for step in _steps(part)]
-
-
-def preparation(content: Mapping[str, Any]) -> Preparation:
-    """Reads the normalizer and the pre-tokenizer of a tokenizer.json whose model is Unigram.
-
-    A file with Precompiled was converted from a SentencePiece model. It is read as that model, from which conversions
-    differ in rare white space. Raises UserError for steps that `sentencepiece` does not follow.
-    """
-    steps = _steps(content.get("normalizer") or {"normalizers": []})
-    found = []
-    for group in (_QUOTES, _ACCENTS, _LOWERCASE):
-        found.append(steps[: len(group)] == group)
-        steps = steps[len(group) :] if found[-1] else steps
-    rules = b""
-    if steps and steps[0]["type"] == "Precompiled":
-        rules = base64.b64decode(steps.pop(0)["precompiled_charsmap"] or "")
-    if steps not in ([], [_JOIN], [_DROP, _JOIN]) and not (rules and steps == _CONVERTED):
-        raise UserError(
-            f"unsupported normalizer {steps[0]['type']} for a Unigram model; supported are, in this order, Replace of "
-            "`` and '', NFKD with StripAccents, Lowercase, Precompiled. Give its SentencePiece .model"
-        )
-    splitter = content.get("pre_tokenizer") or {}
-    *first, metaspace = splitter.get("pretokenizers") or [splitter]
-    split = [part["type"] for part in first] == ["WhitespaceSplit"]
-    if metaspace.get("type") != "Metaspace" or metaspace["replacement"] != "▁" or not (split or not first):
-        kind = splitter.get("type")
-        raise UserError(f"its model is Unigram with pre_tokenizer {kind}. Only Metaspace with ▁ is supported")
-    prefix = metaspace.get("prepend_scheme", "always" if metaspace.get("add_prefix_space", True) else "never")
-    if split and prefix != "always":
-        raise UserError(
-            f"its pre_tokenizer has WhitespaceSplit and prepend_scheme {prefix!r}. Only 'always' is supported"
-        )
-    if not split and steps != [_DROP, _JOIN] and not (rules and steps):
-        advice = "Give its SentencePiece .model" if rules else "Put WhitespaceSplit before it"
-        raise UserError(f"its pre_tokenizer Metaspace keeps white space that SentencePiece drops. {advice}")
-    if split and not rules:
-        rules = white_space_rules()
-    quotes, accents, lower = found
-    return Preparation(quotes, accents, lower, rules, prefix != "never")
-
-
-def unigram_model(content: Mapping[str, Any], roles: Roles, prepared: Preparation) -> bytes:
-    """The serialized SentencePiece model of a tokenizer.json whose model is Unigram."""
-    vocabulary = [(piece, score) for piece, score in content["model"]["vocab"]]
-    unk = content["model"]["unk_id"]
-    # XLM-R's ids are fairseq's, which begin with four tokens where its SentencePiece model begins with other three.
-    if roles == ROBERTA_ROLES:
-        head = tuple(piece for piece, _ in vocabulary[:4])
-        if head != ("<s>", "<pad>", "</s>", "<unk>"):
-            raise UserError(f"its first tokens are {', '.join(head)}; XLM-R's are <s>, <pad>, </s>, <unk>")
-        rest = vocabulary[4:-1] if vocabulary[-1][0] == roles.mask_token else vocabulary[4:]
-        vocabulary, unk = [(piece, 0.0) for piece in FAIRSEQ_HEAD] + rest, 0
-    special = {token.content for token in added_tokens(content) if token.special} | set(roles)
-    fallback = bool(content["model"].get("byte_fallback"))
-    model = schema.ModelProto()
-    for index, (piece, score) in enumerate(vocabulary):
-        kind = _PIECE.NORMAL
-        if index == unk:
-            kind = _PIECE.UNKNOWN
-        elif piece in special:
-            kind = _PIECE.CONTROL
-        elif fallback and len(piece) == len("<0x00>") and piece.startswith("<0x"):
-            kind = _PIECE.BYTE
-        model.pieces.add(piece=piece, score=score, type=kind)
-    trainer, spec = model.trainer_spec, model.normalizer_spec
-    trainer.model_type, trainer.vocab_size = schema.TrainerSpec.UNIGRAM, len(vocabulary)
-    trainer.byte_fallback = fallback
-    trainer.unk_id, trainer.unk_piece = unk, vocabulary[unk][0]
-    trainer.bos_id = trainer.eos_id = trainer.pad_id = -1
-    spec.precompiled_charsmap, spec.add_dummy_prefix = prepared.rules, prepared.add_dummy_prefix
-    return bytes(model.SerializeToString())
-
-
-_KINDS = {schema.TrainerSpec.UNIGRAM: "unigram", schema.TrainerSpec.BPE: "sentencepiece_bpe"}
-# The types of pieces that are special tokens.
-MARKED = (schema.ModelProto.SentencePiece.UNKNOWN, schema.ModelProto.SentencePiece.CONTROL)
-SPACE = "▁"  # U+2581, which represents a space in pieces
-_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece that stands for a byte
-XLM_R_FILE, ALBERT_FILE = "sentencepiece.bpe.model", "spiece.model"
-
-
 @dataclass(frozen=True)
 class SentencePieceSpec:
-    """Everything that determines the ids of a SentencePiece tokenizer.
+    """Everything that determines a SentencePiece tokenizer's ids.
 
     model             a serialized ModelProto
     roles             ROBERTA_ROLES: XLM-R's numbering; others: the model's own, followed by the mask if it lacks one
@@ -202,22 +88,22 @@ class SentencePieceSpec:
     strip_accents: bool = False
     replace_quotes: bool = False
 
+    adds_special_tokens = True
+    keeps_newlines = False  # nearly all models normalize them to spaces
+
     def __post_init__(self) -> None:
-        if self.parsed.trainer_spec.model_type not in _KINDS:
+        trainer, normalizer, known = self.parsed.trainer_spec, self.parsed.normalizer_spec, self.all_tokens()
+        if trainer.model_type not in _KINDS:
             raise UserError("its model type is neither Unigram nor BPE. Train the model with one of these types")
-        pieces = self.pieces
-        if self.fairseq and pieces[:3] != FAIRSEQ_HEAD:
-            raise UserError(
-                f"its first pieces are {', '.join(pieces[:3])}; XLM-R's numbering requires <unk>, <s>, </s>"
-            )
+        if self.fairseq and self.pieces[:3] != _FAIRSEQ_HEAD:
+            first = ", ".join(self.pieces[:3])
+            raise UserError(f"its first pieces are {first}; XLM-R's numbering requires <unk>, <s>, </s>")
         if self.fairseq and self.prepares:
             raise UserError("XLM-R's numbering supports only the model's own normalization. Train it with nmt_nfkc_cf")
-        known = self.all_tokens()
         refuse_repeated(known)
         if missing := [token for token in self.roles if token not in known]:
             raise UserError(f"its pieces lack {', '.join(missing)}. Give a model that is numbered as XLM-R or ALBERT")
-        spec = self.parsed.normalizer_spec
-        if not spec.escape_whitespaces or self.parsed.trainer_spec.treat_whitespace_as_suffix:
+        if not normalizer.escape_whitespaces or trainer.treat_whitespace_as_suffix:
             raise UserError("models that do not mark the beginning of words are not supported. Train with the defaults")
 
     def __reduce__(self) -> tuple[type["SentencePieceSpec"], tuple[Any, ...]]:
@@ -250,17 +136,11 @@ class SentencePieceSpec:
     def pair_separators(self) -> int:
         return 2 if self.fairseq else 1
 
-    @property
-    def adds_special_tokens(self) -> bool:
-        return True
-
-    @property
-    def keeps_newlines(self) -> bool:
-        return False  # nearly all models normalize them to spaces
-
     @functools.cached_property
     def lowercase(self) -> bool:
-        return self.do_lower_case or folds_case(self.parsed)
+        rules = schema.ModelProto(normalizer_spec=self.parsed.normalizer_spec).SerializeToString()
+        own_rules = sentencepiece.SentencePieceNormalizer(model_proto=rules)
+        return self.do_lower_case or bool(own_rules.normalize("A").endswith("a"))
 
     def all_tokens(self) -> tuple[str, ...]:
         if self.fairseq:
@@ -289,10 +169,10 @@ class SentencePieceSpec:
         return dataclasses.replace(self, model=model.SerializeToString())
 
     def of_tasks(self) -> "SentencePieceSpec":
-        return self  # its special tokens without a role are control symbols of the model, which stand for no text
+        return self  # special tokens without a role are the model's control symbols, which stand for no text
 
     def content_hash(self) -> str:
-        """The hash of everything that determines ids, which excludes training settings and the file's layout."""
+        """The hash over everything that determines ids. Training settings and the file's layout stay out."""
         model, spec, trainer = self.parsed, self.parsed.normalizer_spec, self.parsed.trainer_spec
         content = {
             "kind": self.kind,
@@ -310,7 +190,6 @@ class SentencePieceSpec:
 
     def write(self, directory: Path) -> None:
         """Writes the model, tokenizer_config.json and special_tokens_map.json."""
-        special = {"bos_token": self.roles.cls_token, "eos_token": self.roles.sep_token}
         # transformers' own classes rebuild these tokenizers from the vocabulary alone.
         unigram = self.kind == "unigram" and not self.parsed.trainer_spec.byte_fallback
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -318,62 +197,135 @@ class SentencePieceSpec:
             config = {"tokenizer_class": "XLMRobertaTokenizer"}
         elif unigram and self.roles == ALBERT_ROLES and self.replace_quotes:
             config = {"tokenizer_class": "AlbertTokenizer"}
-        settings = {"do_lower_case": self.do_lower_case, "keep_accents": not self.strip_accents}
+        config |= {"do_lower_case": self.do_lower_case, "keep_accents": not self.strip_accents}
         if self.replace_quotes != (self.roles == ALBERT_ROLES):
-            settings["replace_quotes"] = self.replace_quotes
+            config["replace_quotes"] = self.replace_quotes
         (directory / (XLM_R_FILE if self.fairseq else ALBERT_FILE)).write_bytes(self.model)
-        write_settings(directory, config | settings, special | special_token_map(self.roles))
+        write_settings(directory, config, self.roles)
 
 
 def from_model(file: Path, settings: Mapping[str, Any], lowercase: bool | None) -> SentencePieceSpec:
     """Reads a SentencePiece .model: in its own numbering if [CLS] is among its pieces, otherwise in XLM-R's.
 
-    In its own numbering the settings state how text is prepared, by default as for ALBERT where the roles are ALBERT's.
+    In its own numbering the settings tell how text is prepared. With ALBERT's roles, they default to ALBERT's.
     """
     model = file.read_bytes()
-    refuse_damaged(model)
+    _refuse_damaged(model)
     pieces = {piece.piece for piece in parse(model).pieces}
     roles = ROBERTA_ROLES
     if BERT_ROLES.cls_token in pieces:
         roles = named_roles(settings, pieces | {BERT_ROLES.mask_token}, ALBERT_ROLES, BERT_ROLES)
-    if roles == ROBERTA_ROLES:
-        return _checked_case(SentencePieceSpec(model, roles), lowercase)
     chosen = {"do_lower_case": False, "keep_accents": True, "replace_quotes": False}
     if roles == ALBERT_ROLES:
         lower = lowercase if lowercase is not None else not has_capitals(tuple(pieces))
         chosen = {"do_lower_case": lower, "keep_accents": False, "replace_quotes": True}
-    chosen |= {name: settings[name] for name in chosen if settings.get(name) is not None}
-    read = SentencePieceSpec(
-        model,
-        roles,
-        do_lower_case=chosen["do_lower_case"],
-        strip_accents=not chosen["keep_accents"],
-        replace_quotes=chosen["replace_quotes"],
+    if roles != ROBERTA_ROLES:
+        chosen |= {name: settings[name] for name in chosen if settings.get(name) is not None}
+    spec = SentencePieceSpec(
+        model, roles, chosen["do_lower_case"], not chosen["keep_accents"], chosen["replace_quotes"]
     )
-    return _checked_case(read, lowercase)
+    refuse_contradiction(lowercase, spec.lowercase)
+    return spec
+
+
+def _refuse_damaged(model: bytes) -> None:
+    """Raises UserError if `sentencepiece` rejects a model, or if its pieces are not valid UTF-8."""
+    if not all(isinstance(piece.piece, str) for piece in parse(model).pieces):
+        raise UserError("damaged SentencePiece model: a piece is not UTF-8. Download it again")
+    try:
+        sentencepiece.SentencePieceProcessor(model_proto=model)
+    except RuntimeError as error:
+        raise UserError(f"damaged SentencePiece model: {error}. Download it again") from None
 
 
 def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase: bool | None) -> SentencePieceSpec:
     """Reads a tokenizer.json whose model is Unigram, by rebuilding its SentencePiece model.
 
-    Raises UserError for a normalizer or pre-tokenizer that `sentencepiece` does not follow.
+    A file with the step Precompiled was converted from a SentencePiece model. It is read as this model, from which
+    conversions differ in rare white space. Raises UserError if `sentencepiece` does not follow the normalizer or
+    pre-tokenizer.
     """
     known = {piece for piece, _ in content["model"]["vocab"]} | {token.content for token in added_tokens(content)}
     roles = named_roles(settings, known, ROBERTA_ROLES, ALBERT_ROLES, BERT_ROLES)
-    prepared = preparation(content)
-    model = unigram_model(content, roles, prepared)
-    refuse_damaged(model)
-    read = SentencePieceSpec(
-        model,
-        roles,
-        do_lower_case=prepared.do_lower_case,
-        strip_accents=prepared.strip_accents,
-        replace_quotes=prepared.replace_quotes,
-    )
-    check_added_ids(content, read.all_tokens())
-    return _checked_case(read, lowercase)
+    steps = _steps(content.get("normalizer") or {"normalizers": []})
+    prepares = []
+    for group in (_QUOTES, _ACCENTS, _LOWERCASE):
+        prepares.append(steps[: len(group)] == group)
+        steps = steps[len(group) :] if prepares[-1] else steps
+    quotes, accents, lower = prepares
+    rules = b""
+    if steps and steps[0]["type"] == "Precompiled":
+        rules = base64.b64decode(steps.pop(0)["precompiled_charsmap"] or "")
+    if steps not in ([], [_JOIN], [_DROP, _JOIN]) and not (rules and steps == _CONVERTED):
+        raise UserError(
+            f"unsupported normalizer {steps[0]['type']} for a Unigram model; supported are, in this order, Replace of "
+            "`` and '', NFKD with StripAccents, Lowercase, Precompiled. Give its SentencePiece .model"
+        )
+    splitter = content.get("pre_tokenizer") or {}
+    *first, metaspace = splitter.get("pretokenizers") or [splitter]
+    split = [part["type"] for part in first] == ["WhitespaceSplit"]
+    if metaspace.get("type") != "Metaspace" or metaspace["replacement"] != SPACE or not (split or not first):
+        kind = splitter.get("type")
+        raise UserError(f"its model is Unigram with pre_tokenizer {kind}. Only Metaspace with {SPACE} is supported")
+    prefix = metaspace.get("prepend_scheme", "always" if metaspace.get("add_prefix_space", True) else "never")
+    if split and prefix != "always":
+        raise UserError(
+            f"its pre_tokenizer has WhitespaceSplit and prepend_scheme {prefix!r}. Only 'always' is supported"
+        )
+    if not split and steps != [_DROP, _JOIN] and not (rules and steps):
+        advice = "Give its SentencePiece .model" if rules else "Put WhitespaceSplit before it"
+        raise UserError(f"its pre_tokenizer Metaspace keeps white space that SentencePiece drops. {advice}")
+    if split and not rules:
+        rules = white_space_rules()
+    model = _unigram_model(content, roles, rules, prefix != "never")
+    _refuse_damaged(model)
+    spec = SentencePieceSpec(model, roles, do_lower_case=lower, strip_accents=accents, replace_quotes=quotes)
+    check_added_ids(content, spec.all_tokens())
+    refuse_contradiction(lowercase, spec.lowercase)
+    return spec
 
 
-def _checked_case(content: SentencePieceSpec, lowercase: bool | None) -> SentencePieceSpec:
-    refuse_contradiction(lowercase, content.lowercase)
-    return content
+def _steps(normalizer: Mapping[str, Any]) -> list[Any]:
+    if "normalizers" not in normalizer:
+        return [normalizer]
+    return [step for part in normalizer["normalizers"] for step in _steps(part)]
+
+
+@functools.cache
+def white_space_rules() -> bytes:
+    """The normalization rules that replace all white space by spaces, as a model stores them."""
+    sentencepiece.set_min_log_level(1)  # it would report the number of rules
+    compiled = sentencepiece.SentencePieceNormalizer(norm_map=[(space, " ") for space in _WHITE_SPACE])
+    return bytes(schema.NormalizerSpec.FromString(compiled.serialized_normalizer_spec()).precompiled_charsmap)
+
+
+def _unigram_model(content: Mapping[str, Any], roles: Roles, rules: bytes, add_dummy_prefix: bool) -> bytes:
+    """Serializes the SentencePiece model for a tokenizer.json whose model is Unigram."""
+    vocabulary = [(piece, score) for piece, score in content["model"]["vocab"]]
+    unk = content["model"]["unk_id"]
+    # XLM-R's ids are fairseq's, which begin with four tokens, while its SentencePiece model begins with three others.
+    if roles == ROBERTA_ROLES:
+        head = tuple(piece for piece, _ in vocabulary[:4])
+        if head != ("<s>", "<pad>", "</s>", "<unk>"):
+            raise UserError(f"its first tokens are {', '.join(head)}; XLM-R's are <s>, <pad>, </s>, <unk>")
+        rest = vocabulary[4:-1] if vocabulary[-1][0] == roles.mask_token else vocabulary[4:]
+        vocabulary, unk = [(piece, 0.0) for piece in _FAIRSEQ_HEAD] + rest, 0
+    special = {token.content for token in added_tokens(content) if token.special} | set(roles)
+    fallback = bool(content["model"].get("byte_fallback"))
+    model, kinds = schema.ModelProto(), schema.ModelProto.SentencePiece
+    for index, (piece, score) in enumerate(vocabulary):
+        kind = kinds.NORMAL
+        if index == unk:
+            kind = kinds.UNKNOWN
+        elif piece in special:
+            kind = kinds.CONTROL
+        elif fallback and len(piece) == len("<0x00>") and piece.startswith("<0x"):
+            kind = kinds.BYTE
+        model.pieces.add(piece=piece, score=score, type=kind)
+    trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    trainer.model_type, trainer.vocab_size = schema.TrainerSpec.UNIGRAM, len(vocabulary)
+    trainer.byte_fallback = fallback
+    trainer.unk_id, trainer.unk_piece = unk, vocabulary[unk][0]
+    trainer.bos_id = trainer.eos_id = trainer.pad_id = -1
+    normalizer.precompiled_charsmap, normalizer.add_dummy_prefix = rules, add_dummy_prefix
+    return bytes(model.SerializeToString())

@@ -1,6 +1,6 @@
-"""What the specifications of all kinds of tokenizer share: special tokens, settings files, word beginnings.
+"""The common part of all kinds' specifications: special tokens, settings files, refusals.
 
-A specification is plain data: training reads it without the libraries that encode text. The second part knows the
+A specification is plain data, which training reads without the libraries that encode text. The second part knows the
 scripts that put no space between words.
 """
 
@@ -29,7 +29,7 @@ _SWITCHES = (
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token that is matched before text is split: a special token, or a word that a user added to a vocabulary."""
+    """A token to match before text is split: a special token, or a word added to a vocabulary by a user."""
 
     content: str
     special: bool = True
@@ -40,7 +40,7 @@ class AddedToken:
 
 
 class Roles(NamedTuple):
-    """The special tokens by their role, with the names of `transformers`."""
+    """The special tokens by role, with the names in `transformers`."""
 
     pad_token: str
     unk_token: str
@@ -72,36 +72,36 @@ class TokenizerSpec(Protocol):
 
     @property
     def pair_separators(self) -> int:
-        """Number of separators that published models of this kind place between two texts."""
+        """Number of separators between two texts, as published models of this kind have it."""
 
     @property
     def adds_special_tokens(self) -> bool:
         """Whether the model's sequences are [CLS] text [SEP]; False for a published GPT-2, which has text alone."""
 
+    @property
+    def keeps_newlines(self) -> bool:
+        """Whether line breaks have tokens, and splitting a text before white space keeps its ids."""
+
     def all_tokens(self) -> tuple[str, ...]:
-        """Every token by id."""
+        """Every token by id: the model's tokens, then further added tokens."""
 
     def special_ids(self) -> tuple[int, ...]:
-        """The ids of the special tokens, ascending."""
+        """The special tokens' ids, ascending."""
 
     def is_inside(self, token: str) -> bool:
         """Whether an ordinary token continues a word."""
 
     def surface(self, token: str) -> str:
-        """The characters of an ordinary token, without the mark of a word's beginning or inside."""
+        """An ordinary token's characters, without the mark for a word's beginning or inside."""
 
     def utf8(self, token: str) -> bytes:
-        """The bytes of an ordinary token, which may be parts of characters, without that mark."""
+        """An ordinary token's bytes, which may be parts of characters, likewise."""
 
     def within_text(self) -> "TokenizerSpec":
-        """The tokenizer for pieces that continue a text: it puts no space before the first word."""
+        """The tokenizer for the continuation of a text: it puts no space before the first word."""
 
     def of_tasks(self) -> "TokenizerSpec":
-        """The tokenizer for texts of tasks: special tokens that have no role are matched in them."""
-
-    @property
-    def keeps_newlines(self) -> bool:
-        """Whether line breaks have tokens, and a text that is split before white space keeps its ids."""
+        """The tokenizer for task texts, in which it matches special tokens without a role."""
 
     def content_hash(self) -> str:
         """sha256, hexadecimal."""
@@ -110,14 +110,14 @@ class TokenizerSpec(Protocol):
         """Writes the files of a Hugging Face folder, except tokenizer.json, into an existing folder."""
 
 
-# Mark dataclass fields for content_hash: one that changes no id of a text does not enter it, and one that was added
-# later enters it only where it differs from its default, so that hashes stay as they were.
+# Mark dataclass fields for content_hash: one that changes no text's ids stays out, and one that was added later enters
+# only if it differs from its default, so that hashes stay as they were.
 UNHASHED = {"hashed": False}
 HASHED_IF_CHANGED = {"hashed": "if changed"}
 
 
 class TokenList:
-    """A specification that lists the tokens of its model, and those added to them."""
+    """A specification with a list of its model's tokens, and of added tokens."""
 
     kind: str
     tokens: tuple[str, ...]  # by id
@@ -125,7 +125,6 @@ class TokenList:
     roles: Roles
 
     def all_tokens(self) -> tuple[str, ...]:
-        """Every token by id: the model's tokens, then the added tokens that are not among them."""
         present = {token.content for token in self.added}.intersection(self.tokens)
         return self.tokens + tuple(token.content for token in self.added if token.content not in present)
 
@@ -139,7 +138,7 @@ class TokenList:
         return dataclasses.replace(spec, added=added) if added != self.added else spec
 
     def content_hash(self) -> str:
-        """The hexadecimal sha256 of the kind and the dataclass fields, names included, apart from marked ones."""
+        """The hexadecimal sha256 of the kind and the dataclass fields, with their names, except marked ones."""
         fields = {}  # dataclasses.asdict would copy every token
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value, rule = getattr(self, field.name), field.metadata.get("hashed", True)
@@ -155,20 +154,18 @@ def id_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """The settings in a folder's special_tokens_map.json, overridden by those in its tokenizer_config.json.
+    """Reads the settings in a folder's special_tokens_map.json, overridden by those in its tokenizer_config.json.
 
-    The class, and the type of model behind it, are those of config.json if these files name no class, as for
-    AutoTokenizer of transformers. A missing file contributes no settings. Raises UserError for a boolean setting with
-    another value.
+    If they name no tokenizer class, config.json decides it, and its model type, as for AutoTokenizer in transformers.
+    A missing file contributes no settings. Raises UserError if a boolean setting has another value.
     """
-    files = (directory / name for name in ("special_tokens_map.json", "tokenizer_config.json"))
     settings: dict[str, Any] = {}
-    for file in files:
-        found = read_json(file) if file.exists() else {}
-        for name in _SWITCHES:
-            if not isinstance(value := found.get(name), bool | None):
-                raise UserError(f"{name} is {value!r} in {file.name} of the same folder. Change it to true or false")
-        settings |= found
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        values = read_json(directory / name) if (directory / name).exists() else {}
+        for switch in _SWITCHES:
+            if not isinstance(value := values.get(switch), bool | None):
+                raise UserError(f"{switch} is {value!r} in {name} of the same folder. Change it to true or false")
+        settings |= values
     config = directory / "config.json"
     if not settings.get("tokenizer_class") and config.exists():
         values = read_json(config)
@@ -176,48 +173,51 @@ def read_settings(directory: Path) -> dict[str, Any]:
     return settings
 
 
-def separators_of(post_processor: Mapping[str, Any] | None) -> int | None:
-    """The number of separators between two texts that tokenizer.json's post_processor states; None if it does not."""
+def stated_separators(post_processor: Mapping[str, Any] | None) -> int | None:
+    """Number of separators between two texts in tokenizer.json's post_processor; None if it does not say."""
     for step in (post_processor.get("processors") or [post_processor]) if post_processor else ():
         if step["type"] == "TemplateProcessing":
-            parts = list(step["pair"])
-            texts = [index for index, part in enumerate(parts) if "Sequence" in part]
-            return len(parts[texts[0] + 1 : texts[1]])
+            texts = [index for index, part in enumerate(step["pair"]) if "Sequence" in part]
+            return len(step["pair"][texts[0] + 1 : texts[1]])
         if step["type"] in ("BertProcessing", "RobertaProcessing"):
             return 1 if step["type"] == "BertProcessing" else 2
     return None
 
 
-def special_token_map(roles: Roles, added: Sequence[AddedToken] = ()) -> dict[str, Any]:
-    """The special tokens by the names of `transformers`, of those in `added` the ones without a role too."""
-    further = [token.content for token in added if token.special and token.content not in roles]
-    return roles._asdict() | ({"additional_special_tokens": further} if further else {})
+def write_settings(
+    directory: Path, config: Mapping[str, Any], roles: Roles, added: Sequence[AddedToken] = (), ends: bool = True
+) -> None:
+    """Writes tokenizer_config.json and special_tokens_map.json, with the names in `transformers`.
 
-
-def write_settings(directory: Path, config: Mapping[str, Any], special: Mapping[str, Any]) -> None:
-    """Writes tokenizer_config.json and special_tokens_map.json."""
+    Args:
+        added: its special tokens without a role are written too.
+        ends: whether cls and sep are also written as bos_token and eos_token.
+    """
+    special: dict[str, Any] = {"bos_token": roles.cls_token, "eos_token": roles.sep_token} if ends else {}
+    special |= roles._asdict()
+    if further := [token.content for token in added if token.special and token.content not in roles]:
+        special["additional_special_tokens"] = further
     write_json(directory / "tokenizer_config.json", {**config, **special})
     write_json(directory / "special_tokens_map.json", special)
 
 
 def tokens_by_id(vocabulary: Mapping[str, int]) -> tuple[str, ...]:
-    """The tokens of a vocabulary in the order of their ids. Raises UserError if the ids are not contiguous from 0."""
-    by_id = {index: token for token, index in vocabulary.items()}
-    if sorted(by_id) != list(range(len(vocabulary))):
+    """A vocabulary's tokens in the order of their ids. Raises UserError if the ids are not contiguous from 0."""
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise UserError("its ids are not contiguous from 0. Give a tokenizer whose ids have no gaps")
-    return tuple(by_id[index] for index in range(len(by_id)))
+    return tuple(sorted(vocabulary, key=vocabulary.__getitem__))
 
 
 def refuse_repeated(tokens: Sequence[str]) -> None:
-    """Raises UserError for a token that occurs twice."""
+    """Raises UserError if a token occurs twice."""
     if len(set(tokens)) < len(tokens):
-        token, _ = Counter(tokens).most_common(1)[0]
-        first, second, *_ = (index for index, found in enumerate(tokens) if found == token)
-        raise UserError(f"token {token!r} occurs twice, as id {first} and {second}. Correct the vocabulary")
+        repeated, _ = Counter(tokens).most_common(1)[0]
+        first, second, *_ = (index for index, token in enumerate(tokens) if token == repeated)
+        raise UserError(f"token {repeated!r} occurs twice, as id {first} and {second}. Correct the vocabulary")
 
 
 def added_tokens(content: Mapping[str, Any]) -> tuple[AddedToken, ...]:
-    """The added tokens of a tokenizer.json, by id."""
+    """The added tokens in a tokenizer.json, by id."""
     flags = [field.name for field in dataclasses.fields(AddedToken)]
     added = sorted(content.get("added_tokens") or [], key=lambda token: token["id"])
     return tuple(AddedToken(**{flag: token[flag] for flag in flags}) for token in added)
@@ -226,8 +226,7 @@ def added_tokens(content: Mapping[str, Any]) -> tuple[AddedToken, ...]:
 def check_added_ids(content: Mapping[str, Any], tokens: Sequence[str]) -> None:
     """Raises UserError if tokenizer.json gives an added token another id than its index in `tokens`.
 
-    With a SentencePiece model this is the case for tokens that a user added, and for the numbering of other families
-    (CamemBERT).
+    With a SentencePiece model this happens if a user added tokens, or if its family has another numbering (CamemBERT).
     """
     ids = {token: index for index, token in enumerate(tokens)}
     for token in content.get("added_tokens") or []:
@@ -242,31 +241,31 @@ def check_added_ids(content: Mapping[str, Any], tokens: Sequence[str]) -> None:
 def named_roles(settings: Mapping[str, Any], known: Container[str], *usual: Roles) -> Roles:
     """The special tokens by role, as a folder's settings name them.
 
-    Roles that the settings do not name come from the set in `usual` that shares the most tokens with the vocabulary.
-    Raises UserError for a role whose token is not in the vocabulary.
+    A role without a setting comes from the set in `usual` that shares the most tokens with the vocabulary. Raises
+    UserError if a role's token is not in the vocabulary.
     """
     fallback = max(usual, key=lambda roles: sum(token in known for token in roles))
-    found: dict[str, Any] = {}
+    tokens: dict[str, Any] = {}
     for role in Roles._fields:
         named = settings.get(role)
         named = named.get("content") if isinstance(named, dict) else named
-        found[role] = named or getattr(fallback, role)
-    if missing := [role for role, token in found.items() if token not in known]:
+        tokens[role] = named or getattr(fallback, role)
+    if missing := [role for role, token in tokens.items() if token not in known]:
         raise UserError(
             f"no token for {', '.join(missing)}. Name tokens of the vocabulary for them in special_tokens_map.json"
         )
-    return Roles(**found)
+    return Roles(**tokens)
 
 
 def refuse_contradiction(argument: bool | None, stated: bool | None) -> None:
-    """Raises UserError for --lowercase or --nolowercase that contradicts the tokenizer's files."""
+    """Raises UserError if --lowercase or --nolowercase contradicts the tokenizer's files."""
     if argument is not None and stated is not None and argument != stated:
         flag = "--lowercase" if argument else "--nolowercase"
         setting = "lower-cases text" if stated else "keeps capitals"
         raise UserError(f"{flag} contradicts the tokenizer's files, by which it {setting}. Omit the flag")
 
 
-# Characters of scripts that put no space between words, as the first bytes of a token show them.
+# Characters in scripts that put no space between words, as the first bytes of a token show them.
 #
 # A vocabulary marks words by the space before them, so in these scripts a whole phrase would count as one word. Masking
 # therefore takes each token that begins with such a character as a word (bert_jax/data/masking/rule.py). The scripts
@@ -274,7 +273,7 @@ def refuse_contradiction(argument: bool | None, stated: bool | None) -> None:
 # it breaks between any two characters (Line_Break=ID: Chinese and Japanese), with their punctuation, and Tibetan.
 # Korean separates words by spaces, so its letters are not among them.
 
-# The first and the last code point of each range.
+# First and last code points.
 UNSPACED = (
     (0x0E00, 0x0FFF),  # Thai, Lao, Tibetan
     (0x1000, 0x109F),  # Myanmar
@@ -304,36 +303,44 @@ MARKS = (
 )
 
 
+# The code points at which ranges begin and end, ascending.
+_UNSPACED_BORDERS, _MARK_BORDERS = (
+    [border for first, last in ranges for border in (first, last + 1)] for ranges in (UNSPACED, MARKS)
+)
+
+
+def _within(borders: list[int], code: int) -> bool:
+    return bisect_right(borders, code) % 2 == 1  # an odd number of borders at or below a code point: it is in a range
+
+
 def is_unspaced(character: str) -> bool:
-    """Whether a character is of a script without spaces between words."""
+    """Whether a character's script puts no space between words."""
     return character >= "\u0e00" and _within(_UNSPACED_BORDERS, ord(character))
 
 
 def begins_unspaced(utf8: bytes) -> bool:
-    """Whether the bytes of a token begin with a character of such a script that is no mark.
+    """Whether a token's bytes begin with a character in such a script, except a mark.
 
-    If they end within that character, all that it may be must lie between two characters of such scripts.
+    If they end within this character, all possible characters must lie between two characters in such scripts.
     """
     if utf8 < b"\xe0":  # a lower code point, as in most tokens
         return False
-    first = _first_character(utf8)
-    return first is not None and not _is_mark(first) and all(_within(_UNSPACED_BORDERS, code) for code in first)
+    codes = _first_character(utf8)
+    return codes is not None and not _is_mark(codes) and all(_within(_UNSPACED_BORDERS, code) for code in codes)
 
 
 def continues_character(utf8: bytes) -> bool:
-    """Whether the bytes of a token begin within a character, or with a mark of one of these scripts."""
-    if not utf8 or utf8.isascii():
-        return False
-    first = _first_character(utf8)
-    return first is None or _is_mark(first)
+    """Whether a token's bytes begin within a character, or with a mark in one of these scripts."""
+    codes = _first_character(utf8)
+    return codes is None or _is_mark(codes)
 
 
-def _is_mark(first: tuple[int, int]) -> bool:
-    return first[0] == first[1] and _within(_MARK_BORDERS, first[0])
+def _is_mark(codes: tuple[int, int]) -> bool:
+    return codes[0] == codes[1] and _within(_MARK_BORDERS, codes[0])
 
 
 def _first_character(utf8: bytes) -> tuple[int, int] | None:
-    """The lowest and the highest code point that the first character may have; None if it began before.
+    """The first character's lowest and highest possible code point; None if it began before.
 
     They differ if bytes are missing at the end.
     """
@@ -342,21 +349,9 @@ def _first_character(utf8: bytes) -> tuple[int, int] | None:
     if utf8[0] < 0xC0:
         return None
     size = 2 if utf8[0] < 0xE0 else 3 if utf8[0] < 0xF0 else 4
-    low = high = utf8[0] & (0x7F >> size)
+    low = utf8[0] & (0x7F >> size)
     present = list(itertools.takewhile(lambda byte: 0x80 <= byte < 0xC0, utf8[1:size]))
     for byte in present:
-        low = high = low << 6 | byte & 0x3F
+        low = low << 6 | byte & 0x3F
     missing = 6 * (size - 1 - len(present))
-    return low << missing, (high + 1 << missing) - 1
-
-
-def _borders(ranges: tuple[tuple[int, int], ...]) -> list[int]:
-    """Where ranges begin and end, ascending: a code point is in one if an odd number of borders are not above it."""
-    return [border for first, last in ranges for border in (first, last + 1)]
-
-
-_UNSPACED_BORDERS, _MARK_BORDERS = _borders(UNSPACED), _borders(MARKS)
-
-
-def _within(borders: list[int], code: int) -> bool:
-    return bisect_right(borders, code) % 2 == 1
+    return low << missing, (low + 1 << missing) - 1

@@ -1,8 +1,8 @@
 """Text to token ids and back, by one interface for all kinds of tokenizer.
 
-WordPiece and byte-level BPE use the Hugging Face `tokenizers` library; Unigram and BPE models of SentencePiece use the
-`sentencepiece` library. Each kind consists of a specification (plain data that determines every id), an engine (the
-library that encodes) and the files that store it. The rest of the program uses only this module and
+WordPiece and byte-level BPE use the Hugging Face `tokenizers` library; SentencePiece's Unigram and BPE models use the
+`sentencepiece` library. A kind consists of a specification (plain data that determines every id), an engine (the
+library that encodes) and the files that store it. The rest of the program mostly uses this module and
 bert_jax.tokenization.vocabulary.
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from bert_jax.array_types import Int64, Integer, UInt
 from bert_jax.tokenization import vocabulary
+from bert_jax.tokenization.byte_bpe import ByteBPEEngine
 from bert_jax.tokenization.engine import ChunkCache, Engine, refuse_surrogates
 from bert_jax.tokenization.specification import TokenizerSpec
 from bert_jax.tokenization.vocabulary import Vocabulary
@@ -22,15 +23,24 @@ from bert_jax.tokenization.wordpiece import WordPieceEngine
 
 
 class Tokenizer(Vocabulary):
-    """A vocabulary that also encodes text as ids and decodes ids.
+    """A vocabulary with an encoder and a decoder.
 
-    Every id equals the one that the library alone would give. A tokenizer pickles as its specification; each process
-    fills a cache of its own. It is not safe for use by several threads at once.
+    All ids equal the library's own. A tokenizer pickles as its specification, so processes fill
+    caches of their own. It is not safe for use by several threads at once.
     """
 
     def __init__(self, spec: TokenizerSpec) -> None:
         super().__init__(spec)
-        self._engine = _engine(spec)
+        self._engine: Engine
+        spec_of_kind: Any = spec
+        if self.kind == "wordpiece":
+            self._engine = WordPieceEngine(spec_of_kind)
+        elif self.kind == "bpe":
+            self._engine = ByteBPEEngine(spec_of_kind)
+        else:  # SentencePiece's library is imported only if it is needed
+            from bert_jax.tokenization.sentencepiece_engine import SentencePieceEngine
+
+            self._engine = SentencePieceEngine(spec_of_kind)
         self._cache = ChunkCache(self._engine, self.id_dtype)
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[TokenizerSpec]]:
@@ -38,13 +48,13 @@ class Tokenizer(Vocabulary):
 
     @functools.cached_property
     def within_text(self) -> "Tokenizer":
-        """The tokenizer for pieces that continue a text without a space: it puts none before their first word."""
+        """The tokenizer for the continuation of a text without a space: it puts none before the first word."""
         spec = self.spec.within_text()
         return self if spec == self.spec else Tokenizer(spec)
 
     @functools.cached_property
     def of_tasks(self) -> "Tokenizer":
-        """The tokenizer for texts of tasks and embeddings, in which special tokens without a role ("[E1]") are matched.
+        """The tokenizer for the texts of tasks and embeddings. It matches special tokens without a role ("[E1]").
 
         A user added them to a vocabulary for such texts, and transformers matches them, too.
         """
@@ -52,14 +62,18 @@ class Tokenizer(Vocabulary):
         return self if spec == self.spec else Tokenizer(spec)
 
     def encode(self, text: str) -> UInt[np.ndarray, "n"]:
-        """The ids of a text, without special tokens. "[MASK]" and the like in the text are ordinary text."""
+        """Encodes a text without adding special tokens. "[MASK]" and the like in the text are ordinary text."""
         return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "boundaries"]]:
-        """The concatenated ids of many texts, and the offsets at which each text begins.
+        """Encodes many texts. This is several times faster than one call per text: pass at least a whole document.
 
-        The ids of text i are ids[offsets[i]:offsets[i + 1]], equal to those of `encode`. This is several times faster
-        than one call per text, so pass a whole document or more at a time. Raises UserError for a lone surrogate.
+        Returns:
+            The concatenated ids, and the offsets at which texts begin: text i has ids[offsets[i]:offsets[i + 1]],
+            which equal those from `encode`.
+
+        Raises:
+            UserError: a lone surrogate.
         """
         try:
             ids, counts = self._cache.encode(texts)
@@ -69,9 +83,9 @@ class Tokenizer(Vocabulary):
         return ids, np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
     def as_in_text(self, words: Sequence[str]) -> list[str]:
-        """Words prepared for `encode_many` so that each gets the ids it has within the whole text.
+        """Prepares words for `encode_many` so that they get the same ids as within the whole text.
 
-        In byte-level BPE a word includes the space before it, which the first word of a text does not have.
+        In byte-level BPE a word includes the space before it, which a text's first word does not have.
         """
         if self.kind != "bpe":
             return list(words)
@@ -83,24 +97,24 @@ class Tokenizer(Vocabulary):
         return np.array(self._engine.encode_special(text), self.id_dtype)
 
     def encode_offsets(self, text: str) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "n 2"]]:
-        """The ids of a text and the character span [start, end) of each; see `encode_offsets_many`."""
+        """Encodes a text; also returns the character span [start, end) of each id. See `encode_offsets_many`."""
         ids, _, offsets = self.encode_offsets_many([text])
         return ids, offsets
 
     def encode_offsets_many(
         self, texts: Sequence[str]
     ) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "boundaries"], Int64[np.ndarray, "n 2"]]:
-        """Like `encode_many`, and also the character span [start, end) of its text that each id comes from.
+        """Like `encode_many`, but also returns the character span [start, end) of its text for each id.
 
-        A token's span excludes white space before its word. A token that consists of white space alone has the span of
-        that white space or, with SentencePiece, an empty span where the next word begins. All bytes of one character
-        have the span of that character. This method bypasses the cache, so it is slower than `encode_many`.
+        A token's span excludes white space before its word. A token of white space alone has its span or, with
+        SentencePiece, an empty span at the next word's beginning. All bytes of one character have its span. This method
+        bypasses the cache, so it is slower than `encode_many`.
         """
         refuse_surrogates(texts)
         ids, offsets = [np.zeros(0, self.id_dtype)], [np.zeros((0, 2), np.int64)]
         for text in texts:
-            found, spans = self._engine.encode_offsets(text)
-            ids.append(np.array(found, self.id_dtype))
+            text_ids, spans = self._engine.encode_offsets(text)
+            ids.append(np.array(text_ids, self.id_dtype))
             offsets.append(np.array(spans, np.int64).reshape(-1, 2))
         boundaries = np.cumsum([len(part) for part in ids], dtype=np.int64)
         return np.concatenate(ids), boundaries, np.concatenate(offsets)
@@ -124,16 +138,3 @@ class Tokenizer(Vocabulary):
 def load(path: str | Path, lowercase: bool | None = None) -> Tokenizer:
     """Loads a tokenizer from a folder or a file; see `vocabulary.load`."""
     return Tokenizer(vocabulary.load(path, lowercase).spec)
-
-
-def _engine(spec: Any) -> Engine:
-    """The engine of a specification. Only the library of its kind is imported."""
-    if spec.kind == "wordpiece":
-        return WordPieceEngine(spec)
-    if spec.kind == "bpe":
-        from bert_jax.tokenization.byte_bpe import ByteBPEEngine
-
-        return ByteBPEEngine(spec)
-    from bert_jax.tokenization.sentencepiece_engine import SentencePieceEngine
-
-    return SentencePieceEngine(spec)

@@ -1,6 +1,6 @@
 """Describes vocabularies: their tokens, special ids and words' beginnings, without the libraries that encode text.
 
-Training needs no more of a tokenizer than this. bert_jax.tokenization.tokenizer adds encoding and decoding.
+Training needs no more from a tokenizer. bert_jax.tokenization.tokenizer adds encoding and decoding.
 """
 
 import functools
@@ -15,7 +15,7 @@ from bert_jax.array_types import Bool, Integer
 from bert_jax.errors import UserError
 from bert_jax.storage.files import read_json
 from bert_jax.storage.hub import named_folder
-from bert_jax.tokenization import wordpiece
+from bert_jax.tokenization import byte_bpe, wordpiece
 from bert_jax.tokenization.specification import (
     Roles,
     TokenizerSpec,
@@ -26,53 +26,49 @@ from bert_jax.tokenization.specification import (
     read_settings,
 )
 
-# The kinds by their display names.
+# The kinds and their display names.
 KINDS = {
     "wordpiece": "WordPiece",
     "bpe": "byte-level BPE",
     "unigram": "SentencePiece Unigram",
     "sentencepiece_bpe": "SentencePiece BPE",
 }
-TOKENIZER = "tokenizer"  # the folder of a workdir that holds the files of its tokenizer
-_MODEL_FILES = (
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "spm.model",
-    "sentencepiece.model",
-    "tokenizer.model",
-)
+TOKENIZER = "tokenizer"  # the folder in a workdir that contains its tokenizer's files
 # From the most complete file on; a SentencePiece model comes before the tokenizer.json that was derived from it.
-_FILES = (*_MODEL_FILES, "tokenizer.json", "vocab.json", "vocab.txt")
+_FILES = (
+    *("sentencepiece.bpe.model", "spiece.model", "spm.model", "sentencepiece.model", "tokenizer.model"),
+    *("tokenizer.json", "vocab.json", "vocab.txt"),
+)
 
 
 class Vocabulary:
-    """The tokens of a tokenizer and what each is for.
+    """A tokenizer's tokens and their use.
 
     spec                       everything that determines the tokenizer's ids
     kind                       wordpiece, bpe (byte-level), unigram or sentencepiece_bpe
     vocab_size                 ids are 0..vocab_size-1
     pad_id, unk_id, cls_id, sep_id, mask_id
     roles                      the tokens behind these five ids; GPT-2's vocabulary uses one token for all of them
-    has_mask                   whether the vocabulary has a token that is used for masks only
-    has_unknown                whether the token for unknown text differs from those that begin and end a text
+    has_mask                   whether the vocabulary has a token for masks only
+    has_unknown                whether the token for unknown text differs from cls and sep
     special_ids                ids of all special tokens, ascending; the five above are among them
-    pair_separators            number of separators that published models of this kind place between two texts: 2 for
+    pair_separators            number of separators between two texts, as published models of this kind have it: 2 for
                                RoBERTa, XLM-R and MPNet (<s> A </s></s> B </s>), otherwise 1
     adds_special_tokens        whether sequences are cls A sep (B sep). In a published GPT-2 they are A B, without
                                special tokens; shards, and models trained on them, always have them
     begin, between, end        number of special tokens before a text, between two texts, and at the end: 1,
-                               pair_separators and 1, or 0 each without special tokens
+                               pair_separators and 1, or all 0 without special tokens
     lowercase                  whether text is lower-cased before lookup
-    continuation               bool[V]: True for ids that continue a word ("##ing"; in BPE: no leading space)
-    unspaced                   bool[V]: True for ids that begin with a character of a script without spaces between
-                               words (bert_jax/tokenization/specification.py)
-    attached                   bool[V]: True for ids that begin within a character, or with a mark of those scripts
+    continuation               bool[V]: whether an id continues a word ("##ing"; in BPE: no leading space)
+    unspaced                   bool[V]: whether an id begins with a character in a script without spaces between words
+                               (bert_jax/tokenization/specification.py)
+    attached                   bool[V]: whether an id begins within a character, or with a mark in those scripts
     content_hash               sha256 over everything that determines ids; independent of how the tokenizer was loaded
     id_dtype                   uint16 if every id fits, otherwise uint32
     """
 
     def __init__(self, spec: TokenizerSpec, path: Path | None = None) -> None:
-        """`path` is what the specification was read from."""
+        """`path` is the file or folder from which the specification was read."""
         self.spec = spec
         self._path = path
         self._tokens = spec.all_tokens()
@@ -107,11 +103,10 @@ class Vocabulary:
 
     def _beginning(self, holds: Callable[[bytes], bool]) -> Bool[np.ndarray, "V"]:
         """Which ids are ordinary tokens whose bytes satisfy a condition."""
-        # Most tokens are ASCII and need no look at their bytes, unless they are the name of a byte ("<0xE4>").
-        found = [
-            (not token.isascii() or token.startswith("<")) and holds(self.spec.utf8(token)) for token in self._tokens
-        ]
-        holding = np.array(found)
+        # Most tokens are ASCII, so their bytes need no look, unless they name a byte ("<0xE4>").
+        holding = np.array(
+            [(not token.isascii() or token[:1] == "<") and holds(self.spec.utf8(token)) for token in self._tokens]
+        )
         holding[list(self.special_ids)] = False
         return holding
 
@@ -120,38 +115,39 @@ class Vocabulary:
         return self.spec.content_hash()
 
     def tokens(self, ids: Sequence[int] | Integer[np.ndarray, "n"]) -> list[str]:
-        """The token of each id as the vocabulary spells it. Raises IndexError for an id outside the vocabulary."""
+        """Turns ids into tokens as the vocabulary spells them. Raises IndexError for an id outside the vocabulary."""
         return [self._tokens[int(token)] for token in ids]
 
     def surfaces(self, ids: Sequence[int] | Integer[np.ndarray, "n"]) -> list[str]:
-        """The characters of each id, without the mark of a word's beginning or inside; special tokens unchanged."""
+        """Turns ids into characters, without the mark for a word's beginning or inside; special tokens unchanged."""
         special = set(self.special_ids)
         tokens = zip(ids, self.tokens(ids), strict=True)
         return [token if int(index) in special else self.spec.surface(token) for index, token in tokens]
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token as the vocabulary spells it ("##ing"), or None if the vocabulary lacks it."""
+        """A token's id, as the vocabulary spells it ("##ing"), or None if the vocabulary lacks it."""
         return self._ids.get(token)
 
     def save(self, directory: str | Path) -> None:
-        """Copies the files of the folder that the vocabulary was read from."""
+        """Copies the folder from which the vocabulary was read."""
         assert self._path is not None and self._path.is_dir()
         shutil.copytree(self._path, directory, dirs_exist_ok=True)
 
 
 def load(path: str | Path, lowercase: bool | None = None) -> Vocabulary:
-    """Loads the vocabulary of a tokenizer.
+    """Loads a tokenizer's vocabulary.
 
-    `path` is a folder written by `Tokenizer.save`, a Hugging Face folder of a supported kind, one of their files, or
-    hf:NAME, a model of the Hugging Face Hub.
+    Args:
+        path: a folder written by `Tokenizer.save`, a Hugging Face folder of a supported kind, one of their files, or
+            hf:NAME, a model on the Hugging Face Hub. The files are vocab.txt (WordPiece), vocab.json with merges.txt in
+            the same folder (byte-level BPE), a SentencePiece .model (with ALBERT's ids if its pieces include [CLS],
+            otherwise with XLM-R's), and tokenizer.json for any kind.
+        lowercase: whether text is lower-cased, if neither tokenizer_config.json nor tokenizer.json states it. By
+            default, if the vocabulary has no capitals.
 
-    The files are vocab.txt (WordPiece), vocab.json with merges.txt in the same folder (byte-level BPE), a SentencePiece
-    .model (with ALBERT's ids if its pieces include [CLS], otherwise with XLM-R's), and tokenizer.json of any kind.
-
-    Lower-casing follows tokenizer_config.json or tokenizer.json in the folder of the file. If neither states it, it
-    follows the argument; without an argument, a vocabulary without capitals is taken to be lower-cased. Raises
-    UserError for a missing or broken file, missing special tokens, an unsupported kind of tokenizer, and an argument
-    that contradicts the files.
+    Raises:
+        UserError: a missing or broken file, missing special tokens, an unsupported kind of tokenizer, or a
+            contradiction between `lowercase` and the files.
     """
     if not str(path):  # pathlib reads an empty path as the current folder
         raise UserError("the tokenizer path is empty. Give a tokenizer folder or one of its files, such as vocab.txt")
@@ -162,15 +158,23 @@ def load(path: str | Path, lowercase: bool | None = None) -> Vocabulary:
 def _read(path: Path, lowercase: bool | None) -> TokenizerSpec:
     if not path.exists():
         raise UserError(f"no tokenizer at {path}. Give a tokenizer folder or one of its files, such as vocab.txt")
-    if (path / TOKENIZER).is_dir() and not any((path / name).exists() for name in _FILES):
-        path /= TOKENIZER
-    file = _main_file(path) if path.is_dir() else path
+    file, is_folder = path, path.is_dir()
+    if is_folder:
+        if (path / TOKENIZER).is_dir() and not any((path / name).exists() for name in _FILES):
+            path /= TOKENIZER
+        name = next((name for name in _FILES if (path / name).exists()), None)
+        if name is None:
+            raise UserError(
+                f"{path} contains no tokenizer: no tokenizer.json, vocab.txt, vocab.json or SentencePiece .model. "
+                "Give a tokenizer folder"
+            )
+        file = path / name
     try:
         whole = path / "tokenizer.json"
-        if path.is_dir() and (path / "added_tokens.json").exists() and not whole.exists():
+        if is_folder and (path / "added_tokens.json").exists() and not whole.exists():
             raise UserError("has added_tokens.json but no tokenizer.json. Save it again with a fast tokenizer")
         spec = _read_file(file, read_settings(file.parent), lowercase)
-        if path.is_dir() and file.suffix == ".model" and whole.exists():
+        if is_folder and file.suffix == ".model" and whole.exists():
             check_added_ids(read_json(whole), spec.all_tokens())
         return spec
     except UserError as error:
@@ -180,19 +184,8 @@ def _read(path: Path, lowercase: bool | None) -> TokenizerSpec:
         raise UserError(f"tokenizer {file}: {problem}. Download or save the tokenizer again") from error
 
 
-def _main_file(folder: Path) -> Path:
-    """The most complete file."""
-    for name in _FILES:
-        if (folder / name).exists():
-            return folder / name
-    raise UserError(
-        f"{folder} contains no tokenizer: no tokenizer.json, vocab.txt, vocab.json or SentencePiece .model. "
-        "Give a tokenizer folder"
-    )
-
-
 def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> TokenizerSpec:
-    if file.suffix == ".model":
+    if file.suffix == ".model":  # SentencePiece's library is imported only if it is needed
         from bert_jax.tokenization import sentencepiece_model
 
         return sentencepiece_model.from_model(file, settings, lowercase)
@@ -202,8 +195,6 @@ def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> 
         return wordpiece.from_lines(file, settings, lowercase)
     content = read_json(file)
     if file.name == "vocab.json":
-        from bert_jax.tokenization import byte_bpe
-
         return byte_bpe.from_files(content, file.parent / "merges.txt", settings, lowercase)
     model = content.get("model") or {}
     if not model:
@@ -215,8 +206,6 @@ def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> 
     if kind == "WordPiece":
         return wordpiece.from_json(content, settings, lowercase)
     if kind == "BPE":
-        from bert_jax.tokenization import byte_bpe
-
         return byte_bpe.from_json(content, settings, lowercase)
     if kind == "Unigram":
         from bert_jax.tokenization import sentencepiece_model

@@ -1,14 +1,14 @@
 """WordPiece (Schuster and Nakajima 2012; Devlin et al. 2019): its files, its specification and its engine.
 
-The specification comes from vocab.txt of google-research/bert (one token per line; the line number is the id), or from
-tokenizer.json of the `tokenizers` library, with tokenizer_config.json and special_tokens_map.json of `transformers`.
-The engine encodes most words by `LongestMatch` and the others by the library.
+The specification comes from vocab.txt as in google-research/bert (one token per line; the line number is the id), or
+from tokenizer.json as the `tokenizers` library writes it, with tokenizer_config.json and special_tokens_map.json as in
+`transformers`. The engine encodes most words by `LongestMatch` and the others by the library.
 """
 
 import functools
 import itertools
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,14 +19,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.array_types import Bool, Int32, Int64, UInt8
 from bert_jax.errors import UserError
-from bert_jax.tokenization.engine import (
-    ChunkedTexts,
-    LibraryEngine,
-    NormalizedTokens,
-    add_tokens,
-    template,
-    text_tokens,
-)
+from bert_jax.tokenization.engine import ChunkedTexts, LibraryEngine, add_tokens, template, text_tokens
 from bert_jax.tokenization.specification import (
     BERT_ROLES,
     HASHED_IF_CHANGED,
@@ -40,30 +33,28 @@ from bert_jax.tokenization.specification import (
     named_roles,
     refuse_contradiction,
     refuse_repeated,
-    separators_of,
-    special_token_map,
+    stated_separators,
     tokens_by_id,
     write_settings,
 )
 
 # BERT's special tokens, in the order in which vocabularies trained by bert_jax contain them (ids 0 to 4).
 SPECIAL_TOKENS = BERT_ROLES
-_BERT_ADDED = tuple(AddedToken(token) for token in SPECIAL_TOKENS)
-# The first tokens of MPNet's vocabulary, which are followed by BERT's, special tokens included.
+# MPNet's first tokens. BERT's tokens follow them, special tokens included.
 _MPNET_HEAD = ("<s>", "<pad>", "</s>")
-# Classes of transformers, without Tokenizer and Fast, that split text into words as BERT's does.
+# Tokenizer classes in transformers, without Tokenizer and Fast, that split text into words as BERT's does.
 _CLASSES = (
     *("Bert", "DistilBert", "Electra", "MPNet", "PreTrained", "TokenizersBackend", "ConvBert", "MobileBert"),
     *("SqueezeBert", "Funnel", "LayoutLM", "Lxmert", "RetriBert", "DPRContextEncoder", "DPRQuestionEncoder"),
 )
-# Longer words are unknown. `transformers` and the tokenizer.json files of published models use 100;
-# google-research/bert (WordpieceTokenizer) uses 200.
+# Longer words are unknown. `transformers` and published tokenizer.json files use 100; google-research/bert
+# (WordpieceTokenizer) uses 200.
 MAX_WORD_LENGTH = 100
 
 
 @dataclass(frozen=True)
 class WordPieceSpec(TokenList):
-    """Everything that determines the ids of a WordPiece tokenizer."""
+    """Everything that determines a WordPiece tokenizer's ids."""
 
     tokens: tuple[str, ...]  # by id
     lowercase: bool
@@ -72,15 +63,17 @@ class WordPieceSpec(TokenList):
     clean_text: bool = True  # control characters dropped
     continuation_prefix: str = "##"
     max_word_length: int = MAX_WORD_LENGTH
-    added: tuple[AddedToken, ...] = _BERT_ADDED  # with other roles, __post_init__ replaces these five by theirs
+    added: tuple[AddedToken, ...] = ()  # __post_init__ adds the roles' tokens
     roles: Roles = field(default=BERT_ROLES, metadata=HASHED_IF_CHANGED)
     pair_separators: int = field(default=1, metadata=HASHED_IF_CHANGED)
 
     def __post_init__(self) -> None:
         refuse_repeated(self.tokens)
-        if self.roles != BERT_ROLES:
-            added = () if self.added == _BERT_ADDED else self.added
-            object.__setattr__(self, "added", _with_specials(added, self.roles))
+        # The roles' tokens come first and are marked special, so that equal tokenizers hash equal. MPNet's mask absorbs
+        # the space before it, as RoBERTa's does.
+        specials = [AddedToken(token, lstrip=token == MPNET_ROLES.mask_token) for token in dict.fromkeys(self.roles)]
+        others = {token.content: token for token in self.added if token.content not in self.roles}
+        object.__setattr__(self, "added", (*specials, *others.values()))
         if missing := [token for token in self.roles if token not in self.tokens]:
             raise UserError(
                 f"the vocabulary lacks {', '.join(missing)}. Add a line for each, or give a BERT vocabulary"
@@ -112,15 +105,14 @@ class WordPieceSpec(TokenList):
             "tokenize_chinese_chars": self.split_chinese,
         }
         (directory / "vocab.txt").write_text("".join(token + "\n" for token in self.tokens), encoding="utf-8")
-        ends = {} if bert else {"bos_token": self.roles.cls_token, "eos_token": self.roles.sep_token}
-        write_settings(directory, config, ends | special_token_map(self.roles, self.added))
+        write_settings(directory, config, self.roles, self.added, ends=not bert)
 
 
 def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: bool | None) -> WordPieceSpec:
     """Reads a tokenizer.json whose model is WordPiece; `config` holds the folder's settings.
 
-    Raises UserError for a normalizer or pre-tokenizer other than BERT's, and for an unknown token of the model that
-    is not the one of its roles ([UNK]).
+    Raises UserError if the normalizer or pre-tokenizer is not BERT's, or if the model's unknown token is not the one in
+    its roles ([UNK]).
     """
     model, normalizer = content.get("model") or {}, content.get("normalizer") or {}
     splitter = content.get("pre_tokenizer") or {}
@@ -130,8 +122,8 @@ def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: 
             "Only BertNormalizer with BertPreTokenizer is supported"
         )
     for name in ("lowercase", "strip_accents", "handle_chinese_chars", "clean_text"):
-        wanted = bool | None if name == "strip_accents" else bool  # null: the value of lowercase
-        if not isinstance(normalizer[name], wanted):
+        kind = bool | None if name == "strip_accents" else bool  # null: as lowercase
+        if not isinstance(normalizer[name], kind):
             raise UserError(f"its normalizer's {name} is {normalizer[name]!r}. Change it to true or false")
     tokens = tokens_by_id(model["vocab"])
     roles = _roles(tokens, config)
@@ -139,7 +131,7 @@ def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: 
         raise UserError(f"its unknown token is {model.get('unk_token')!r}. Only {roles.unk_token} is supported")
     stated = _first(config.get("do_lower_case"), normalizer["lowercase"])
     refuse_contradiction(lowercase, stated)
-    vocabulary = WordPieceSpec(
+    spec = WordPieceSpec(
         tokens=tokens,
         lowercase=stated,
         # Without a setting, accents are stripped if text is lower-cased, as in google-research/bert's BasicTokenizer.
@@ -148,21 +140,30 @@ def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: 
         clean_text=normalizer["clean_text"],
         continuation_prefix=model["continuing_subword_prefix"],
         max_word_length=model["max_input_chars_per_word"],
-        added=_with_specials(added_tokens(content), roles),
+        added=added_tokens(content),
         roles=roles,
         pair_separators=_pair_separators(roles, content.get("post_processor")),
     )
-    check_added_ids(content, vocabulary.all_tokens())
-    return vocabulary
+    check_added_ids(content, spec.all_tokens())
+    return spec
 
 
 def from_lines(file: Path, config: Mapping[str, Any], lowercase: bool | None) -> WordPieceSpec:
     """Reads a vocab.txt; `config` holds the folder's settings.
 
-    Without a setting or an argument, a vocabulary without capitals is taken to be lower-cased. Raises UserError for a
-    tokenizer that splits text into words otherwise than BERT's.
+    Without a setting or an argument, a vocabulary without capitals is taken to be lower-cased. Raises UserError if the
+    tokenizer does not split text into words as BERT's does.
     """
-    _refuse_other_words(config)
+    # Settings such as MeCab's: vocab.txt alone does not tell how such a tokenizer finds words.
+    for name, known in (("word_tokenizer_type", "basic"), ("subword_tokenizer_type", "wordpiece")):
+        if config.get(name) not in (None, known):
+            raise UserError(f"its {name} is {config[name]!r}. Only {known} is supported")
+    kind = str(config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast").removesuffix("Tokenizer")
+    if kind not in _CLASSES:
+        raise UserError(
+            f"its tokenizer_class is {config['tokenizer_class']}, whose words vocab.txt does not say. Give a folder "
+            f"with tokenizer.json, or a class of {', '.join(_CLASSES[:4])}"
+        )
     try:
         lines = file.read_bytes().decode("utf-8").removeprefix("\ufeff").split("\n")  # drops a byte order mark
     except UnicodeDecodeError as error:
@@ -186,21 +187,8 @@ def from_lines(file: Path, config: Mapping[str, Any], lowercase: bool | None) ->
     )
 
 
-def _refuse_other_words(settings: Mapping[str, Any]) -> None:
-    """Raises UserError for settings of a tokenizer whose words a vocab.txt alone does not say, such as MeCab's."""
-    for name, known in (("word_tokenizer_type", "basic"), ("subword_tokenizer_type", "wordpiece")):
-        if settings.get(name) not in (None, known):
-            raise UserError(f"its {name} is {settings[name]!r}. Only {known} is supported")
-    kind = str(settings.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast").removesuffix("Tokenizer")
-    if kind not in _CLASSES:
-        raise UserError(
-            f"its tokenizer_class is {settings['tokenizer_class']}, whose words vocab.txt does not say. Give a folder "
-            f"with tokenizer.json, or a class of {', '.join(_CLASSES[:4])}"
-        )
-
-
 def _roles(tokens: tuple[str, ...], settings: Mapping[str, Any]) -> Roles:
-    """The special tokens by role: BERT's, unless the vocabulary is MPNet's or lacks them and the settings name others.
+    """The special tokens by role: BERT's, unless the vocabulary is MPNet's, or lacks them and the settings name others.
 
     MPNet's vocabulary contains BERT's special tokens too. It begins with <s>, <pad> and </s>, and its folders name
     MPNetTokenizer. Raises UserError if an MPNet vocabulary lacks one of its own.
@@ -214,24 +202,14 @@ def _roles(tokens: tuple[str, ...], settings: Mapping[str, Any]) -> Roles:
 
 
 def _pair_separators(roles: Roles, post_processor: Mapping[str, Any] | None) -> int:
-    """The separators between two texts by tokenizer.json's post_processor: 1 for BERT's special tokens.
+    """Number of separators between two texts: 1 with BERT's special tokens, otherwise as tokenizer.json states it.
 
-    Without one it is 2 for MPNet's special tokens, as MPNetTokenizer of transformers has it.
+    If it does not, it is 2 with MPNet's special tokens, as in MPNetTokenizer of transformers.
     """
     if roles == BERT_ROLES:
         return 1
-    stated = separators_of(post_processor)
+    stated = stated_separators(post_processor)
     return stated if stated is not None else 2 if roles.sep_token == MPNET_ROLES.sep_token else 1
-
-
-def _with_specials(added: Iterable[AddedToken], roles: Roles) -> tuple[AddedToken, ...]:
-    """The added tokens with those of the roles first, marked special, so that equal tokenizers hash equal.
-
-    MPNet's mask absorbs the space before it, as RoBERTa's does.
-    """
-    by_content = {token.content: token for token in added}
-    first = tuple(AddedToken(token, lstrip=token == MPNET_ROLES.mask_token) for token in dict.fromkeys(roles))
-    return first + tuple(token for content, token in by_content.items() if content not in roles)
 
 
 def has_capitals(tokens: tuple[str, ...]) -> bool:
@@ -245,12 +223,12 @@ def _first(*values: bool | None) -> bool:
 
 # WordPiece's greedy longest match for many words at once, by numpy (Schuster and Nakajima 2012; Devlin et al. 2019).
 #
-# From left to right, a word's next token is the longest token that is a prefix of the rest of the word. If there is
-# none, the whole word is unknown. Two tries in one table hold the tokens: one for tokens that begin a word, one for
-# tokens that continue a word. All words walk the table in step. The reference is WordpieceTokenizer of google-
-# research/bert; the `tokenizers` library looks up one shorter prefix after another.
+# From left to right, a word's next token is the longest prefix of its rest in the vocabulary. If there is none, the
+# whole word is unknown. Two tries in one table hold the tokens: one for a word's beginning, one for its inside. All
+# words walk the table in step. The reference is WordpieceTokenizer in google-research/bert; the `tokenizers` library
+# looks up one shorter prefix after another.
 
-# States of the table: no token continues in this way; nothing read yet, at the beginning or inside of a word.
+# States in the table: no token continues in this way; nothing read yet, at the beginning or inside of a word.
 _NOWHERE, _BEGIN, _INSIDE = range(3)
 _NO_TOKEN = -1
 
@@ -258,12 +236,12 @@ _NO_TOKEN = -1
 class _Spelling(NamedTuple):
     """Texts encoded as columns of the table."""
 
-    columns: UInt8[np.ndarray, "n"]  # of all texts, each followed by a 0
-    begins: Int64[np.ndarray, "m"]  # of each text in `columns`
+    columns: UInt8[np.ndarray, "n"]  # of all texts; a 0 follows each text
+    begins: Int64[np.ndarray, "m"]  # each text's first index in `columns`
     ends: Int64[np.ndarray, "m"]
 
     def has_columns(self) -> Bool[np.ndarray, "m"]:
-        """Which texts are not empty and consist only of characters that have a column."""
+        """Which texts are not empty and have only characters with a column."""
         before = np.cumsum(self.columns == 0)
         return (
             (self.begins < self.ends) & (before[self.begins] == before[self.ends - 1]) & (self.columns[self.begins] > 0)
@@ -273,11 +251,12 @@ class _Spelling(NamedTuple):
 class LongestMatch:
     """Encodes words of certain ASCII characters, which normalization does not change, as WordPiece ids.
 
-    tokens       the vocabulary, by id
-    prefix       the prefix of tokens that continue a word: "##"
-    characters   the ASCII characters that words may consist of
-    longest      longer words are not encoded here
-    unknown_id   the id of a word that no sequence of tokens spells
+    Args:
+        tokens: the vocabulary, by id.
+        prefix: of tokens inside words: "##".
+        characters: the ASCII characters in such words.
+        longest: longer words are not encoded here.
+        unknown_id: for words without a sequence of tokens that spells them.
     """
 
     def __init__(
@@ -290,12 +269,34 @@ class LongestMatch:
         inside = np.flatnonzero(np.fromiter((token.startswith(prefix) for token in tokens), bool, len(tokens)))
         begins = np.concatenate([whole.begins, whole.begins[inside] + len(prefix.encode())])
         spelling = _Spelling(whole.columns, begins, np.concatenate([whole.ends, whole.ends[inside]]))
-        roots = np.repeat([_BEGIN, _INSIDE], [len(tokens), len(inside)])
-        ids = np.concatenate([np.arange(len(tokens)), inside])
-        self._table, self._token = _trie(spelling, len(characters) + 1, roots, ids)
+        spelled = spelling.has_columns()
+        ids = np.concatenate([np.arange(len(tokens)), inside])[spelled]
+        # Level by level, all unfinished tokens (`reading`) step from `state` by the column at `at`. `ended` keeps the
+        # tokens' last states.
+        state = np.repeat([_BEGIN, _INSIDE], [len(tokens), len(inside)])[spelled]
+        at, end = spelling.begins[spelled], spelling.ends[spelled]
+        reading, ended = np.arange(len(ids)), np.zeros(len(ids), np.int64)
+        width = len(characters) + 1
+        rows, first, last = [], 0, _INSIDE + 1  # the states on this level
+        while first < last:
+            edge = (state - first) * width + spelling.columns[at]
+            used = np.zeros((last - first) * width, bool)
+            used[edge] = True
+            edges = np.flatnonzero(used)
+            leads = np.full(len(used), _NOWHERE, np.int32)
+            leads[edges] = np.arange(last, last + len(edges))
+            rows.append(leads.reshape(-1, width))
+            state, at = leads[edge].astype(np.int64), at + 1
+            over = at == end[reading]
+            ended[reading[over]] = state[over]
+            state, at, reading = state[~over], at[~over], reading[~over]
+            first, last = last, last + len(edges)
+        self._table = np.concatenate(rows)  # the next state, by state and column
+        self._token = np.full(last, _NO_TOKEN, np.int32)  # the token that ends at a state
+        self._token[ended] = ids
 
     def encode(self, words: Sequence[str]) -> list[bytes | None]:
-        """The ids of each word; None for a word that is empty, too long, or has other characters.
+        """Returns each word's ids; None for a word that is empty, too long, or has other characters.
 
         Raises UnicodeEncodeError for a lone surrogate.
         """
@@ -316,11 +317,11 @@ class LongestMatch:
     def _walk(
         self, spelling: _Spelling, word: Int64[np.ndarray, "k"]
     ) -> tuple[Int64[np.ndarray, "n"], Int32[np.ndarray, "n"]]:
-        """The ids of the selected words, and the word that each id belongs to, in the order of the words."""
+        """Encodes the selected words. Returns the word of each id, ascending, and the ids."""
         columns = spelling.columns
         at = spelling.begins[word]
         state = np.full(len(word), _BEGIN, np.int32)
-        # The longest token read since the last match, and where it ends.
+        # The longest token read since the last match, and the index at which it ends.
         token, end = np.full(len(word), _NO_TOKEN, np.int32), at.copy()
         owners, matches = [word[:0]], [token[:0]]
         while len(word):
@@ -341,57 +342,20 @@ class LongestMatch:
                 left = np.ones(len(word), bool)
                 left[stuck[over]] = False
                 word, at, state, token, end = word[left], at[left], state[left], token[left], end[left]
-        return self._in_order(np.concatenate(owners), np.concatenate(matches), len(spelling.begins))
-
-    def _in_order(
-        self, owner: Int64[np.ndarray, "n"], match: Int32[np.ndarray, "n"], words: int
-    ) -> tuple[Int64[np.ndarray, "m"], Int32[np.ndarray, "m"]]:
-        """Tokens in the order of their words. A word that has no match becomes the unknown token alone."""
+        owner, match = np.concatenate(owners), np.concatenate(matches)
+        # If no token begins the rest of a word, the word becomes the unknown token alone.
         lost = match == _NO_TOKEN
-        unknown = np.zeros(words, bool)
+        unknown = np.zeros(len(spelling.begins), bool)
         unknown[owner[lost]] = True
-        kept = lost | ~unknown[owner]
-        order = np.argsort(owner[kept], kind="stable")
-        return owner[kept][order], np.where(lost, np.int32(self._unknown_id), match)[kept][order]
-
-
-def _trie(
-    spelling: _Spelling, width: int, roots: Int64[np.ndarray, "m"], ids: Int64[np.ndarray, "m"]
-) -> tuple[Int32[np.ndarray, "k width"], Int32[np.ndarray, "k"]]:
-    """The transitions of a trie, state by column, and the token that ends at each state.
-
-    width        the number of columns
-    roots, ids   for each token, the state at which it begins and its id
-    """
-    columns, begins, ends = spelling
-    spelled = spelling.has_columns()
-    state, at, end, ids = roots[spelled], begins[spelled], ends[spelled], ids[spelled]
-    # The tokens that are longer than this level of the trie, and the state at which each token has ended.
-    reading, ended = np.arange(len(ids)), np.zeros(len(ids), np.int64)
-    rows, first, last = [], 0, _INSIDE + 1  # the states of this level
-    while first < last:
-        edge = (state - first) * width + columns[at]
-        used = np.zeros((last - first) * width, bool)
-        used[edge] = True
-        found = np.flatnonzero(used)
-        leads = np.full(len(used), _NOWHERE, np.int32)
-        leads[found] = np.arange(last, last + len(found))
-        rows.append(leads.reshape(-1, width))
-        state, at = leads[edge].astype(np.int64), at + 1
-        over = at == end[reading]
-        ended[reading[over]] = state[over]
-        state, at, reading = state[~over], at[~over], reading[~over]
-        first, last = last, last + len(found)
-    token = np.full(last, _NO_TOKEN, np.int32)
-    token[ended] = ids
-    return np.concatenate(rows), token
+        valid = lost | ~unknown[owner]
+        order = np.argsort(owner[valid], kind="stable")
+        return owner[valid][order], np.where(lost, np.int32(self._unknown_id), match)[valid][order]
 
 
 # The engine knows only some of the positions at which the library splits text: at white space and at some punctuation.
 # It also knows that the library lower-cases ASCII capitals and leaves other ASCII letters and digits unchanged.
 
-# str.split splits at these. The library does not: its clean-up first drops them, as it drops other control
-# characters.
+# str.split splits at these. The library first drops them in its clean-up, like other control characters.
 _DROPPED_SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
 _DROP = str.maketrans("", "", _DROPPED_SEPARATORS)
 # Unicode's White_Space except " " and "\n". str.isspace also includes U+001C to U+001F.
@@ -403,38 +367,45 @@ _CLEANED = _SPACES | dict.fromkeys(_DROPPED_SEPARATORS, "")
 class WordPieceEngine(LibraryEngine):
     """Encodes by the library's WordPiece, split at white space and punctuation.
 
-    Words of ASCII letters and digits, which are most words of a text, go to `longest_match` instead.
+    Words of ASCII letters and digits, which are most words in a text, go to `LongestMatch` instead.
     """
 
     def __init__(self, spec: WordPieceSpec) -> None:
         super().__init__(library_tokenizer(spec), id_dtype(len(spec.all_tokens())))
         self._spec = spec
         self._text_tokens = text_tokens(spec.added)
-        normalized = [token.content for token in spec.added if token.normalized and not token.special]
-        self._normalized = NormalizedTokens(normalized, self._library.normalizer.normalize_str) if normalized else None
+        normalize = self._library.normalizer.normalize_str
+        # Added tokens that are matched in normalized text, as the library looks them up.
+        self._normalized = [normalize(token.content) for token in spec.added if token.normalized and not token.special]
 
     def split(self, texts: Sequence[str]) -> ChunkedTexts:
-        # Added tokens that are matched in running text may span white space.
         exceptions: dict[int, list[str] | None] = {}
-        if self._text_tokens is not None:
-            exceptions = {index: None for index, text in enumerate(texts) if self._has_tokens(text)}
+        if self._text_tokens is not None:  # added tokens that are matched in running text may span white space
+            for index, text in enumerate(texts):
+                if self._text_tokens.search(text) or self._has_normalized_token(text):
+                    exceptions[index] = None
             texts = ["" if index in exceptions else text for index, text in enumerate(texts)]
         block = replaced(lines(texts), _CLEANED if self._spec.clean_text else _SPACES)
         return ChunkedTexts(block, marks=True, fold=self._spec.lowercase, exceptions=exceptions)
 
-    def _has_tokens(self, text: str) -> bool:
-        if self._text_tokens and self._text_tokens.search(text):
-            return True
-        return self._normalized is not None and self._normalized.occur(text)
+    def _has_normalized_token(self, text: str) -> bool:
+        if not self._normalized:
+            return False
+        # Printable ASCII is at most lower-cased. The library's normalization takes about as long as its encoding.
+        if text.isascii() and text.isprintable():
+            normal = text.lower() if self._spec.lowercase else text
+        else:
+            normal = self._library.normalizer.normalize_str(text)
+        return any(token in normal for token in self._normalized)
 
     def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
-        found = self._longest_match.encode(keys)
-        others = iter(self.encode([key for key, ids in zip(keys, found, strict=True) if ids is None]))
-        return [next(others) if ids is None else ids for ids in found]
+        matched = self._longest_match.encode(keys)
+        others = iter(self.encode([key for key, ids in zip(keys, matched, strict=True) if ids is None]))
+        return [next(others) if ids is None else ids for ids in matched]
 
     @functools.cached_property
     def _longest_match(self) -> LongestMatch:
-        """Gives the same ids for the ASCII words that normalization does not change."""
+        """Gives the library's ids for ASCII words that normalization does not change."""
         letters = string.ascii_lowercase if self._spec.lowercase else string.ascii_letters
         return LongestMatch(
             self._spec.tokens,
@@ -447,7 +418,7 @@ class WordPieceEngine(LibraryEngine):
 
 
 def library_tokenizer(spec: WordPieceSpec) -> tokenizers.Tokenizer:
-    """The `tokenizers` library's tokenizer of a specification."""
+    """The `tokenizers` library's tokenizer for a specification."""
     model = models.WordPiece(
         {token: index for index, token in enumerate(spec.tokens)},
         unk_token=spec.roles.unk_token,
@@ -473,7 +444,7 @@ def library_tokenizer(spec: WordPieceSpec) -> tokenizers.Tokenizer:
 
 
 def split_chunks(text: str) -> list[str]:
-    """The chunks of a text between white spaces, as the library splits it when it cleans text up."""
+    """A text's chunks between white spaces, as the library splits it if it cleans text up."""
     return text.translate(_DROP).split()
 
 
@@ -486,7 +457,7 @@ def lines(texts: Sequence[str]) -> str:
 
 
 def replaced(block: str, characters: Mapping[str, str]) -> str:
-    """A text with some characters replaced. Fast if most of the characters do not occur."""
+    """Replaces some characters in a text. Fast if most of them do not occur."""
     ascii_only = block.isascii()
     for character, replacement in characters.items():
         if not (ascii_only and character > "\x7f") and character in block:

@@ -253,7 +253,7 @@ def test_unfinished_folder_of_another_is_left_alone(sample_text, tmp_path):
     other = tmp_path / "vocab.incomplete"
     other.mkdir()
     (other / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"vocab\.incomplete exists and is no unfinished output"):
+    with pytest.raises(UserError, match=r"vocab\.incomplete already exists and was not left by an interrupted run"):
         vocabulary.train(TokenizerOptions(sample_text, tmp_path / "vocab", vocab_size=900))
     assert [path.name for path in other.iterdir()] == ["mine.txt"]
     (other / MARKER).touch()

@@ -353,7 +353,7 @@ def test_export_overwrites_nothing_and_leaves_no_partial_output(tmp_path):
         huggingface_export.write(both, tmp_path / "both_out")
     (tmp_path / "new.incomplete").mkdir()
     (tmp_path / "new.incomplete" / "left").touch()
-    with pytest.raises(UserError, match="exists and is no unfinished output"):
+    with pytest.raises(UserError, match="already exists and was not left by an interrupted run"):
         huggingface_export.write(loaded, tmp_path / "new")
     (tmp_path / "new.incomplete" / MARKER).touch()  # a killed writer leaves the marker
     huggingface_export.write(loaded, tmp_path / "new")

@@ -151,19 +151,18 @@ def test_a_silent_holder_is_replaced_after_its_lease_and_notices_it(tmp_path, mo
         mine.check()
 
 
-def test_without_locks_a_dead_process_of_this_machine_is_replaced_at_once(tmp_path, no_locks):
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_dead_process_of_this_machine_and_an_empty_record_are_no_holder(tmp_path, locks, request):
+    """A kill leaves the record of a process that has ended, or an empty one."""
+    if not locks:
+        request.getfixturevalue("no_locks")
     with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
         pass
-    gone = json.loads(Record.of_this_process().encoded()) | {"process": ended.pid}
-    (tmp_path / HOLDER_FILE).write_text(json.dumps(gone))
-    with hold(tmp_path, unexpected):
-        pass
-
-
-def test_a_record_that_a_kill_left_empty_is_no_holder(tmp_path: Path) -> None:
-    (tmp_path / HOLDER_FILE).touch()
-    with hold(tmp_path, unexpected):
-        pass
+    gone = json.dumps(json.loads(Record.of_this_process().encoded()) | {"process": ended.pid})
+    for record in (gone, ""):
+        (tmp_path / HOLDER_FILE).write_text(record)
+        with hold(tmp_path, unexpected):
+            pass
 
 
 def test_a_removed_record_ends_the_run_that_it_names(tmp_path: Path) -> None:
@@ -178,16 +177,15 @@ def test_one_of_many_simultaneous_starts_holds_the_folder(tmp_path, monkeypatch,
     if not locks:
         request.getfixturevalue("no_locks")
     monkeypatch.setattr(holder, "TIMES", dataclasses.replace(holder.TIMES, ending=0.0))
+
+    def start(folder: Path, starting: threading.Barrier, held: list[Hold]) -> None:
+        starting.wait()
+        with contextlib.suppress(Held):
+            held.append(Hold(folder, lambda line: None))
+
     for number in range(rounds):
-        folder, starting = tmp_path / str(number), threading.Barrier(3)
-        held: list[Hold] = []
-
-        def start(folder=folder, starting=starting, held=held) -> None:
-            starting.wait()
-            with contextlib.suppress(Held):
-                held.append(Hold(folder, lambda line: None))
-
-        threads = [threading.Thread(target=start) for _ in range(3)]
+        folder, starting, held = tmp_path / str(number), threading.Barrier(3), list[Hold]()
+        threads = [threading.Thread(target=start, args=(folder, starting, held)) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:

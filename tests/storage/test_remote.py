@@ -23,6 +23,8 @@ from bert_jax.storage import remote
 from bert_jax.storage.remote import Folder, address_of, failure
 from data_prep.readers.corpus import Corpus, Reading, find_sources
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from moto and TFDS
+
 
 def test_globs_of_stores_are_those_of_folders(tmp_path, monkeypatch):
     """Compares with Python's glob, on random trees and patterns. A folder takes the place of all buckets."""
@@ -68,7 +70,6 @@ def bucket() -> Iterator[fs.FileSystem]:
         server.stop()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_s3_is_listed_and_streamed(bucket, tmp_path):
     pq.write_table(pa.table({"text": ["five", "six"]}), tmp_path / "a.parquet")
     contents = {
@@ -110,7 +111,6 @@ def test_s3_is_listed_and_streamed(bucket, tmp_path):
         assert "\n" not in str(raised.value)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_rows_are_streamed_from_shards_in_s3(bucket, shards_dir, tmp_path):
     check_streaming(shards_dir, "s3://books/shards/sample", tmp_path / "cache")
 
@@ -134,27 +134,21 @@ def test_folder_is_written_listed_read_and_removed(tmp_path):
         Folder("nowhere://x")
 
 
-def test_unfinished_file_of_a_folder_is_not_listed(tmp_path):
+def test_unfinished_file_of_a_folder_is_not_listed_and_removed_if_it_is_interrupted(tmp_path):
     folder = Folder(str(tmp_path))
 
-    def content():
+    def content(interruption: BaseException | None = None):
         yield b"half"
         assert len(list(tmp_path.iterdir())) == 1 and not folder.names()
+        if interruption:
+            raise interruption
         yield b" of it"
 
+    with pytest.raises(KeyboardInterrupt):
+        folder.write("a", content(KeyboardInterrupt()))
+    assert not list(tmp_path.iterdir())
     folder.write("a", content())
     assert folder.names() == {"a"} and folder.read("a") == b"half of it"
-
-
-def broken():
-    yield b"half"
-    raise KeyboardInterrupt
-
-
-def test_a_write_that_is_interrupted_leaves_nothing(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        Folder(str(tmp_path)).write("a", broken())
-    assert not list(tmp_path.iterdir())
 
 
 def caused_by(cause: Exception) -> OSError:
@@ -269,7 +263,6 @@ def write_tfds(folder: Path, texts: list[str]) -> None:
     (folder / "dataset_info.json").write_text(json.dumps(information))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tfds_datasets_are_read_by_name_split_and_folder(tmp_path, monkeypatch):
     texts = [f"Document {number}." for number in range(20)]
     write_tfds(tmp_path / "data" / "words" / "1.0.0", texts)
@@ -287,7 +280,6 @@ def test_tfds_datasets_are_read_by_name_split_and_folder(tmp_path, monkeypatch):
         find_sources("tfds:absent")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     "harm",
     [
@@ -307,7 +299,6 @@ def test_tfds_records_that_cannot_be_read_are_refused(tmp_path, harm):
     assert not list(skipping.documents()) and skipping.refused == {"damaged_file": 1}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_sigterm_while_reading_tfds_is_not_reported_as_damage(tmp_path, monkeypatch):
     def stop(*_):
         raise Stopped("SIGTERM")
@@ -319,7 +310,6 @@ def test_sigterm_while_reading_tfds_is_not_reported_as_damage(tmp_path, monkeypa
         list(corpus.documents())
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tfds_datasets_for_tensorflow_alone_are_refused_before_reading(tmp_path):
     folder = tmp_path / "words" / "1.0.0"
     write_tfds(folder, ["A document."])

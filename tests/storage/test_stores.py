@@ -59,14 +59,12 @@ def bucket(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def google(bucket: str) -> None:
-    """Skips a test for the other store."""
     if not bucket.startswith("gs:"):
         pytest.skip("for Google Cloud Storage only")
 
 
 @pytest.fixture
 def s3(bucket: str) -> None:
-    """Skips a test for the other store."""
     if not bucket.startswith("s3:"):
         pytest.skip("for S3 only")
 

@@ -2,7 +2,6 @@
 
 import json
 import lzma
-import os
 import pickle
 import random
 import shutil
@@ -24,8 +23,6 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["hello", "world", "##ing", "##es", "un", "##aff", "##able", "the", "The", "Hello", "isn", "mask"]
 # Every character outside of and inside a word is a token, so that no change to a text can hide behind [UNK].
 CHARACTERS = [chr(code) for code in range(1, 0x10000) if not 0xD800 <= code < 0xE000 and code not in (9, 10, 13, 32)]
-
-needs_data = pytest.mark.skipif("BERT_JAX_DATA" not in os.environ, reason="BERT_JAX_DATA is unset")
 
 
 def wide_tokens() -> list[str]:
@@ -106,8 +103,8 @@ def test_small_caches_and_blocks_change_no_id(vocab_dir, lines, monkeypatch):
             np.testing.assert_array_equal(found, wanted)
 
 
-class RecordingLibrary:
-    """A chunk encoder whose only id for a chunk is its length, and which records the chunks that it encodes."""
+class RecordingLibrary(engine.Engine):
+    """An engine whose only id for a chunk is its length, and which records the chunks that it encodes."""
 
     def __init__(self) -> None:
         self.encoded: list[str] = []
@@ -117,9 +114,6 @@ class RecordingLibrary:
 
     def split(self, texts: Sequence[str]) -> engine.ChunkedTexts:
         return engine.ChunkedTexts("\n".join(texts))
-
-    def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
-        return {}
 
     def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
         self.encoded += keys
@@ -202,11 +196,29 @@ def test_switch_that_is_neither_on_nor_off_is_refused(tmp_path, vocab_dir, name)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({name: "yes"}))
     with pytest.raises(UserError, match=rf"{name} is 'yes' in tokenizer_config\.json"):
         tokenizer.load(tmp_path)
-    (tmp_path / "tokenizer_config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("normalizer", {"lowercase": "yes"}, "its normalizer's lowercase is 'yes'"),
+        ("normalizer", {"lowercase": None}, "its normalizer's lowercase is None"),
+        ("normalizer", {"strip_accents": "yes"}, "its normalizer's strip_accents is 'yes'"),
+        ("normalizer", "lowercase", "field 'lowercase' is missing"),
+        ("normalizer", "clean_text", "field 'clean_text' is missing"),
+        ("model", "vocab", "field 'vocab' is missing"),
+        ("normalizer", None, "a field has the wrong type"),
+        ("model", None, "a field has the wrong type"),
+    ],
+)
+def test_files_with_a_missing_or_wrong_field_are_refused_with_its_name(tmp_path, vocab_dir, part, change, message):
     content = json.loads((vocab_dir / "tokenizer.json").read_text(encoding="utf-8"))
-    content["normalizer"] |= {"lowercase": "yes", "strip_accents": "yes", "handle_chinese_chars": "yes"}
+    if isinstance(change, str):
+        del content[part][change]
+    else:
+        content[part] = ["something else"] if change is None else content[part] | change
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="its normalizer's lowercase is 'yes'"):
+    with pytest.raises(UserError, match=rf"tokenizer\.json: {message}"):
         tokenizer.load(tmp_path)
 
 
@@ -220,38 +232,6 @@ def test_added_tokens_are_honoured(tmp_path):
     assert tokenizer.load(tmp_path).content_hash == ours.content_hash
 
 
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        ({"model": {"type": "WordLevel", "vocab": {}}}, "unsupported model type WordLevel; choose"),
-        ({"model": {"type": "WordPiece", "vocab": {}}, "normalizer": {"type": "NFC"}}, "its normalizer is NFC"),
-    ],
-)
-def test_other_kinds_are_refused(tmp_path, content, message):
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=message):
-        tokenizer.load(tmp_path)
-
-
-@pytest.mark.parametrize("part, field", [("normalizer", "lowercase"), ("normalizer", "clean_text"), ("model", "vocab")])
-def test_files_that_lack_a_field_are_refused_with_its_name(tmp_path, vocab_dir, part, field):
-    content = json.loads((vocab_dir / "tokenizer.json").read_text(encoding="utf-8"))
-    del content[part][field]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=rf"tokenizer\.json: field '{field}' is missing"):
-        tokenizer.load(tmp_path)
-    content[part] = ["something else"]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="a field has the wrong type"):
-        tokenizer.load(tmp_path)
-
-
-def test_empty_path_is_not_the_current_folder(vocab_dir, monkeypatch):
-    monkeypatch.chdir(vocab_dir)
-    with pytest.raises(UserError, match="path is empty"):
-        tokenizer.load("")
-
-
 def test_byte_order_mark_before_a_vocabulary_is_no_part_of_it(tmp_path):
     for name, encoding in (("plain.txt", "utf-8"), ("marked.txt", "utf-8-sig")):
         (tmp_path / name).write_text("\n".join([*SPECIAL, "the", "\ufeff"]) + "\n", encoding=encoding)
@@ -260,43 +240,46 @@ def test_byte_order_mark_before_a_vocabulary_is_no_part_of_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("name", "content", "message"),
     [
-        (b"[PAD]\n[UNK]\nthe\n[CLS]\n", r"the vocabulary lacks \[SEP\], \[MASK\]\. Add a line for each"),
-        ("\n".join([*SPECIAL, "the", "of", "the"]).encode(), "'the' occurs twice, as id 5 and 7"),
-        ("\n".join([*SPECIAL, "the", "", "of", ""]).encode(), "line 7 is empty"),
-        (b"[PAD]\n\xff\xfe\n", "not UTF-8 at byte 6"),
+        ("vocab.txt", b"[PAD]\n[UNK]\nthe\n[CLS]\n", r"the vocabulary lacks \[SEP\], \[MASK\]\. Add a line for each"),
+        ("vocab.txt", "\n".join([*SPECIAL, "the", "of", "the"]).encode(), "'the' occurs twice, as id 5 and 7"),
+        ("vocab.txt", "\n".join([*SPECIAL, "the", "", "of", ""]).encode(), "line 7 is empty"),
+        ("vocab.txt", b"[PAD]\n\xff\xfe\n", "not UTF-8 at byte 6"),
+        (
+            "tokenizer.json",
+            b'{"model": {"type": "WordLevel", "vocab": {}}}',
+            "unsupported model type WordLevel; choose",
+        ),
+        ("tokenizer.json", b'{"model": {"type": "WordPiece"}, "normalizer": {"type": "NFC"}}', "its normalizer is NFC"),
+        ("tokenizer.json", b'{"model": {"type": ', r"tokenizer\.json is not valid JSON"),
     ],
 )
-def test_broken_vocabularies_are_refused_with_the_file(tmp_path, content, message):
-    (tmp_path / "vocab.txt").write_bytes(content)
-    with pytest.raises(UserError, match=rf"vocab\.txt: .*{message}"):
-        tokenizer.load(tmp_path / "vocab.txt")
+def test_broken_vocabularies_are_refused_with_the_file(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    for path in (tmp_path / name, tmp_path):
+        with pytest.raises(UserError, match=rf"tokenizer {tmp_path}/{name}: .*{message}"):
+            tokenizer.load(path)
 
 
-def test_a_path_without_a_whole_tokenizer_is_refused(tmp_path, vocab_dir):
+def test_a_path_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no tokenizer at .*absent"):
         tokenizer.load(tmp_path / "absent")
     with pytest.raises(UserError, match=r"contains no tokenizer: no tokenizer\.json, vocab\.txt"):
         tokenizer.load(tmp_path)
-    (tmp_path / "tokenizer.json").write_text((vocab_dir / "tokenizer.json").read_text(encoding="utf-8")[:1000])
-    with pytest.raises(UserError, match=r"tokenizer\.json is not valid JSON"):
-        tokenizer.load(tmp_path)
+    with pytest.raises(UserError, match="path is empty"):  # not the current folder
+        tokenizer.load("")
 
 
 def read(path: Path) -> str:
     return lzma.decompress(path.read_bytes()).decode()
 
 
-def shared(name: str) -> Path:
-    return Path(os.environ["BERT_JAX_DATA"]) / name
-
-
-@needs_data
 @pytest.mark.slow
-def test_ids_are_those_of_the_published_vectors():
-    uncased = tokenizer.load(shared("vocab/bert-base-uncased.txt"))
-    vectors = [json.loads(line) for line in read(shared("tokenizer/bert_uncased_vectors.jsonl.xz")).splitlines()]
+def test_ids_are_those_of_the_published_vectors(bert_jax_data):
+    uncased = tokenizer.load(bert_jax_data / "vocab" / "bert-base-uncased.txt")
+    lines = read(bert_jax_data / "tokenizer" / "bert_uncased_vectors.jsonl.xz").splitlines()
+    vectors = [json.loads(line) for line in lines]
     assert len(vectors) == 10_570
     ids, offsets = uncased.encode_many([vector["text"] for vector in vectors])
     for vector, start, end in zip(vectors, offsets, offsets[1:], strict=False):
@@ -304,15 +287,14 @@ def test_ids_are_those_of_the_published_vectors():
         assert uncased.tokens(ids[start:end]) == vector["wordpiece"]
 
 
-@needs_data
 @pytest.mark.slow
 @pytest.mark.parametrize("name, lowercase", [("uncased", True), ("cased", False), ("multilingual-cased", False)])
-def test_ids_are_the_librarys_on_nineteen_languages(name, lowercase):
-    path = shared(f"vocab/bert-base-{name}.txt")
+def test_ids_are_the_librarys_on_nineteen_languages(bert_jax_data, name, lowercase):
+    path = bert_jax_data / "vocab" / f"bert-base-{name}.txt"
     ours = tokenizer.load(path)
     assert ours.lowercase is lowercase
     library = bare_library(path.read_text(encoding="utf-8").split("\n")[: ours.vocab_size], lowercase=lowercase)
-    files = sorted(shared("multilingual").glob("*.txt.xz"))
+    files = sorted((bert_jax_data / "multilingual").glob("*.txt.xz"))
     assert len(files) == 19
     for file in files:
         # The first 120 000 characters of each keep this within seconds.
