@@ -1,9 +1,9 @@
 """Mixtures: several data sets fill batches in given shares, without state or sampling (law 1).
 
 `read_mixture` checks the configuration's sources, `Mixture.of` joins the opened ones, `RowShares` divides rows among
-them, and `MixtureLoader` makes the batches of a phase. From a row's number alone, RowShares tells its source and how many rows of
-this source come before it, so a batch needs no state. A source is read as a run on it alone would read it: in its own
-epochs, in the same order and with the same masks.
+them, and `MixtureLoader` makes the batches of a phase. From a row's number alone, RowShares tells its source and how
+many rows of this source come before it, so a batch needs no state. A source is read as a run on it alone would read it:
+in its own epochs, in the same order and with the same masks.
 """
 
 import functools
