@@ -39,7 +39,7 @@ HOPPER, TIMED_WIDTH = "9.0", 64  # the compute capability and the head width for
 
 @dataclass(frozen=True)
 class Situation:
-    """What the choice of a kernel depends on."""
+    """The properties of a layer, its batch and the device by which `choose` decides."""
 
     platform: str
     compute_dtype: str
@@ -58,10 +58,11 @@ class Situation:
 def choose(requested: str, situation: Situation) -> str:
     """Returns the name of the kernel that runs in a layer.
 
-    Raises UserError for an unknown choice, or for one that cannot run, with the reason.
+    Raises:
+        UserError: the requested kernel is unknown or cannot run.
     """
-    if requested not in (known := ("auto", *KERNELS)):
-        raise UserError(f"unknown config.model.attention {requested!r}; choose from {', '.join(known)}")
+    if requested not in ("auto", *KERNELS):
+        raise UserError(f"unknown config.model.attention {requested!r}; choose from auto, {', '.join(KERNELS)}")
     obstacles = {kernel: _obstacle(kernel, situation) for kernel in KERNELS}
     exceptions = {kernel: _exception(kernel, situation) for kernel in KERNELS}
     possible = [kernel for kernel in KERNELS if not obstacles[kernel] and not exceptions[kernel]]
@@ -96,25 +97,24 @@ def choose(requested: str, situation: Situation) -> str:
 
 
 def _obstacle(kernel: str, s: Situation) -> str:
-    """Returns the first reason why a kernel cannot run in a model; empty if it can. A request is refused with it."""
+    """Returns the first reason why a kernel cannot run in a model, to refuse a request with; empty if it can."""
     tpu = (f"needs a TPU, and this runs on {s.platform}", s.platform != "tpu")
     nvidia = (f"needs an NVIDIA GPU, and this runs on {s.platform}", s.platform not in NVIDIA)
     half = (f"needs config.compute_dtype=bfloat16, got {s.compute_dtype}", s.compute_dtype != "bfloat16")
     no_dropout = (f"needs config.model.attention_dropout=0, got {s.dropout_rate}", s.dropout_rate > 0)
     no_scores = ("returns no attention maps and takes no bias of relative positions", s.needs_scores)
     mesh = ("on several devices needs a mesh (jax.set_mesh)", not s.shardable)
-    multiple, largest = CUDNN_HEAD_MULTIPLE, CUDNN_LARGEST_HEAD
     cudnn_width = (
-        f"needs a head width that is a multiple of {multiple} up to {largest}, got {s.head_width}",
-        s.head_width % multiple or s.head_width > largest,
+        f"needs a head width that is a multiple of {CUDNN_HEAD_MULTIPLE} up to {CUDNN_LARGEST_HEAD}, got "
+        f"{s.head_width}",
+        s.head_width % CUDNN_HEAD_MULTIPLE or s.head_width > CUDNN_LARGEST_HEAD,
     )
     pallas_width = (
         f"needs a head width that is a multiple of {PALLAS_HEAD_MULTIPLE}, got {s.head_width}",
         s.head_width % PALLAS_HEAD_MULTIPLE,
     )
-    widths = f"{', '.join(map(str, TRITON_HEAD_WIDTHS[:-1]))} or {TRITON_HEAD_WIDTHS[-1]}"
     triton_width = (
-        f"needs a head width of {widths}, got {s.head_width}",
+        f"needs a head width of 16, 32, 64 or 128, got {s.head_width}",
         s.head_width not in TRITON_HEAD_WIDTHS,
     )
     generation = s.capability.partition(".")[0]
@@ -134,24 +134,24 @@ def _obstacle(kernel: str, s: Situation) -> str:
 
 
 def _exception(kernel: str, s: Situation) -> str:
-    """Returns why a layer uses einsum instead, though the kernel may run in other layers of the model; or nothing."""
+    """Returns why this layer uses einsum instead, though other layers of the model may run the kernel; or nothing."""
     if s.some_queries and kernel not in ("cudnn", "einsum"):
         return "cannot compute some queries only"
     return "needs a layer with a window" if kernel == "banded" and not s.local else ""
 
 
 def band_block(window: int) -> int:
-    """Returns the positions of a block of banded: a query's keys lie in its own block and the two next to it."""
+    """Returns the block length of banded, by which a query's keys lie in its own block and the two next to it."""
     return max(window, SMALLEST_BAND)
 
 
 def bands_save_work(window: int, length: int) -> bool:
-    """Returns whether bands save work on rows of that length: with four blocks, 3/4 of the scores remain."""
+    """Returns whether bands save work on rows of that length: of four blocks they compute 3/4 of the scores."""
     return length > 4 * band_block(window)
 
 
 def triton_length(length: int) -> int:
-    """Returns the positions of a row after padding for triton, which takes powers of two."""
+    """Returns the row length to which triton pads: powers of two, or a multiple of its block."""
     if length <= TRITON_WHOLE_ROW:
         return max(TRITON_LEAST_BLOCK, 2 ** (length - 1).bit_length())
     return -(-length // TRITON_BLOCK) * TRITON_BLOCK
