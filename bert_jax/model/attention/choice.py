@@ -25,10 +25,9 @@ SEPARATE = ("cudnn", "triton")
 
 SMALLEST_BAND = 16  # positions; smaller blocks of banded make matmuls too small to pay on any device
 
-CUDNN_HEAD_MULTIPLE, CUDNN_LARGEST_HEAD = 8, 128
+HEAD_MULTIPLE = 8  # for cuDNN; for splash and flash, head widths from 8 to 192 were compiled for TPU v4 to v6e
+CUDNN_LARGEST_HEAD = 128
 CUDNN_LEAST_GENERATION = 8  # of the compute capability: Ampere
-
-PALLAS_HEAD_MULTIPLE = 8  # for splash and flash, head widths from 8 to 192 were compiled for TPU v4 to v6e
 
 TRITON_HEAD_WIDTHS = (16, 32, 64, 128)
 TRITON_LEAST_BLOCK = 16  # the smallest tile of a matmul in Triton
@@ -64,8 +63,7 @@ def choose(requested: str, situation: Situation) -> str:
     if requested not in ("auto", *KERNELS):
         raise UserError(f"unknown config.model.attention {requested!r}; choose from auto, {', '.join(KERNELS)}")
     obstacles = {kernel: _obstacle(kernel, situation) for kernel in KERNELS}
-    exceptions = {kernel: _exception(kernel, situation) for kernel in KERNELS}
-    possible = [kernel for kernel in KERNELS if not obstacles[kernel] and not exceptions[kernel]]
+    against = {kernel: obstacles[kernel] or _exception(kernel, situation) for kernel in KERNELS}
     fused = "splash" if situation.platform == "tpu" else "cudnn"
 
     if requested != "auto":
@@ -74,24 +72,22 @@ def choose(requested: str, situation: Situation) -> str:
                 f"config.model.attention={requested} cannot run: {requested} {obstacles[requested]}; or use "
                 "config.model.attention=auto"
             )
-        if exceptions[requested]:
-            kernel, reason = "einsum", f"{requested} {exceptions[requested]}"
-        else:
-            kernel, reason = requested, "as requested"
-    elif "splash" in possible:
+        kernel, reason = requested, "as requested"
+        if against[requested]:
+            kernel, reason = "einsum", f"{requested} {against[requested]}"
+    elif not against["splash"]:
         # Splash skips blocks outside a window itself (docs/decisions/model_and_attention.md).
         kernel, reason = "splash", "fastest on this platform"
-    elif "banded" in possible and bands_save_work(situation.window, situation.length):
+    elif not against["banded"] and bands_save_work(situation.window, situation.length):
         # Long rows with a narrow window: cuDNN would compute all of the scores (docs/decisions/model_and_attention.md).
-        against = obstacles[fused] or exceptions[fused]
-        kernel, reason = "banded", f"{fused} {against or 'would compute scores outside the window'}"
-    elif "cudnn" in possible:
+        kernel, reason = "banded", f"{fused} {against[fused] or 'would compute scores outside the window'}"
+    elif not against["cudnn"]:
         kernel, reason = "cudnn", "fastest on this platform"
-    elif "triton" in possible and _triton_is_faster(situation):
-        kernel, reason = "triton", f"{fused} {obstacles[fused]}"
+    elif not against["triton"] and _triton_is_faster(situation):
+        kernel, reason = "triton", f"{fused} {against[fused]}"
     else:
         # Never flash, which nobody has run on a TPU (docs/decisions/model_and_attention.md).
-        kernel, reason = "einsum", f"{fused} {obstacles[fused] or exceptions[fused]}"
+        kernel, reason = "einsum", f"{fused} {against[fused]}"
     log_once(f"attention kernel: {kernel} ({reason})")
     return kernel
 
@@ -104,15 +100,12 @@ def _obstacle(kernel: str, s: Situation) -> str:
     no_dropout = (f"needs config.model.attention_dropout=0, got {s.dropout_rate}", s.dropout_rate > 0)
     no_scores = ("returns no attention maps and takes no bias of relative positions", s.needs_scores)
     mesh = ("on several devices needs a mesh (jax.set_mesh)", not s.shardable)
+    multiple = f"needs a head width that is a multiple of {HEAD_MULTIPLE}"
     cudnn_width = (
-        f"needs a head width that is a multiple of {CUDNN_HEAD_MULTIPLE} up to {CUDNN_LARGEST_HEAD}, got "
-        f"{s.head_width}",
-        s.head_width % CUDNN_HEAD_MULTIPLE or s.head_width > CUDNN_LARGEST_HEAD,
+        f"{multiple} up to {CUDNN_LARGEST_HEAD}, got {s.head_width}",
+        s.head_width % HEAD_MULTIPLE or s.head_width > CUDNN_LARGEST_HEAD,
     )
-    pallas_width = (
-        f"needs a head width that is a multiple of {PALLAS_HEAD_MULTIPLE}, got {s.head_width}",
-        s.head_width % PALLAS_HEAD_MULTIPLE,
-    )
+    pallas_width = (f"{multiple}, got {s.head_width}", s.head_width % HEAD_MULTIPLE)
     triton_width = (
         f"needs a head width of 16, 32, 64 or 128, got {s.head_width}",
         s.head_width not in TRITON_HEAD_WIDTHS,

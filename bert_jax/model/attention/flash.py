@@ -10,7 +10,7 @@ compiled them for TPU v4, v5e, v5p, v6e and tpu7x. Read FlashGrid first: it divi
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from bert_jax.model.attention.kernels import (
     KernelOptions,
     run_padded,
 )
+from bert_jax.model.dropout import Seeds
 from bert_jax.model.ops import Heads
 
 LANES = 128  # the kernels take multiples of this number of positions
@@ -96,7 +97,7 @@ Words = UInt32[Array, "B N 2 T"]  # of each query's dropout mask
 
 
 def flash_attention(
-    heads: Heads, sequence_ids: Int[Array, "B T"], seeds: UInt32[Array, "B 2"] | None, options: KernelOptions
+    heads: Heads, sequence_ids: Int[Array, "B T"], seeds: Seeds, options: KernelOptions
 ) -> Float[Array, "B T N H"]:
     """Computes einsum_attention with the same dropout; blocks outside the window are skipped.
 
@@ -136,9 +137,9 @@ def _forward(
     context, logsumexp = pl.pallas_call(
         functools.partial(_forward_kernel, grid),
         grid=(query.shape[0], grid.heads // heads, grid.blocks, grid.steps),
-        in_specs=[specs.query_ids, specs.key_ids, words if words is None else specs.words]
-        + [specs.query, specs.key, specs.key],
-        out_specs=[specs.query, specs.statistic],
+        in_specs=[specs["query_ids"], specs["key_ids"], words if words is None else specs["words"]]
+        + [specs["query"], specs["key"], specs["key"]],
+        out_specs=[specs["query"], specs["statistic"]],
         out_shape=[jax.ShapeDtypeStruct(query.shape, query.dtype), statistic],
         scratch_shapes=[pltpu.VMEM((heads, size, block), jnp.float32) for size in (1, 1, grid.width)],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")),
@@ -157,9 +158,9 @@ def _backward(grid: FlashGrid, residuals: tuple[Any, ...], gradient: Lanes) -> t
     gradients = pl.pallas_call(
         functools.partial(_backward_kernel, grid),
         grid=(query.shape[0], grid.heads // heads, grid.blocks, grid.steps),
-        in_specs=[specs.query_ids, specs.key_ids, words if words is None else specs.words]
-        + [specs.query, specs.key, specs.key, specs.query, specs.statistic, specs.query],
-        out_specs=[whole, specs.key, specs.key],
+        in_specs=[specs["query_ids"], specs["key_ids"], words if words is None else specs["words"]]
+        + [specs["query"], specs["key"], specs["key"], specs["query"], specs["statistic"], specs["query"]],
+        out_specs=[whole, specs["key"], specs["key"]],
         out_shape=[jax.ShapeDtypeStruct(part.shape, part.dtype) for part in (query, key, value)],
         scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
         # The query gradient is a sum over the blocks of keys, so these cells run in order.
@@ -276,16 +277,7 @@ def _head_words(words: Any, head: int) -> tuple[Array, Array] | None:
     return None if words is None else (words[head, 0:1], words[head, 1:2])
 
 
-class _Specs(NamedTuple):
-    query: pl.BlockSpec
-    key: pl.BlockSpec
-    words: pl.BlockSpec
-    statistic: pl.BlockSpec
-    query_ids: pl.BlockSpec
-    key_ids: pl.BlockSpec
-
-
-def _specs(grid: FlashGrid, of_queries: bool) -> _Specs:
+def _specs(grid: FlashGrid, of_queries: bool) -> dict[str, pl.BlockSpec]:
     """Returns the blocks of arrays that a cell reads or writes. It is of_queries in the forward kernel (FlashGrid)."""
 
     def shared(own: Any, step: Any) -> Any:
@@ -301,7 +293,11 @@ def _specs(grid: FlashGrid, of_queries: bool) -> _Specs:
     def ids(block: Any) -> pl.BlockSpec:
         return pl.BlockSpec((None, 1, grid.block), lambda row, heads, own, step: (row, 0, block(own, step)))
 
-    width = grid.width
-    return _Specs(
-        heads(width, queries), heads(width, keys), heads(2, queries), heads(1, queries), ids(queries), ids(keys)
-    )
+    return {
+        "query": heads(grid.width, queries),
+        "key": heads(grid.width, keys),
+        "words": heads(2, queries),
+        "statistic": heads(1, queries),
+        "query_ids": ids(queries),
+        "key_ids": ids(keys),
+    }

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int
 
 from bert_jax.model.attention.choice import band_block
-from bert_jax.model.dropout import dropout, element_bits, keeps, line_words
+from bert_jax.model.dropout import Seeds, dropout, element_bits, keeps, line_words
 from bert_jax.model.ops import Heads
 from bert_jax.model.runtime import ALONE, Placement
 
@@ -87,7 +87,7 @@ FIRST, FIRST_OF_SECOND, LAST = ((0,), (0,)), ((1,), (0,)), ((1,), (1,))  # the a
 def einsum_attention(
     heads: Heads,
     visible: Bool[Array, "B 1 Q T"],
-    seeds: UInt32[Array, "B 2"] | None,
+    seeds: Seeds,
     options: KernelOptions,
     bias: Float[Array, "#B N Q T"] | None = None,
     narrow: bool = False,
@@ -166,7 +166,7 @@ scores_with_narrow_gradient.defvjp(_scores_forward, _scores_backward)
 
 
 def banded_attention(
-    heads: Heads, sequence_ids: Int[Array, "B T"], seeds: UInt32[Array, "B 2"] | None, options: KernelOptions
+    heads: Heads, sequence_ids: Int[Array, "B T"], seeds: Seeds, options: KernelOptions
 ) -> Float[Array, "B T N H"]:
     """Computes einsum_attention in layers with a window, for any T.
 
@@ -258,7 +258,7 @@ _LARGEST_BLOCK = 512
 
 
 def splash_attention(
-    heads: Heads, sequence_ids: Int[Array, "B T"], seeds: UInt32[Array, "B 2"] | None, options: KernelOptions
+    heads: Heads, sequence_ids: Int[Array, "B T"], seeds: Seeds, options: KernelOptions
 ) -> Float[Array, "B T N H"]:
     """Computes einsum_attention without dropout, by the splash kernel of jax.experimental.pallas, for any T.
 
@@ -317,7 +317,7 @@ def run_padded(
     heads: Heads,
     sequence_ids: Int[Array, "B T"],
     padded_length: int,
-    seeds: UInt32[Array, "B 2"] | None,
+    seeds: Seeds,
     options: KernelOptions,
 ) -> Float[Array, "B T N H"]:
     """Runs a Pallas kernel on padded rows, each device on its shard of the rows and heads.

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
@@ -19,6 +19,7 @@ from bert_jax.model.attention.kernels import (
     einsum_attention,
     splash_attention,
 )
+from bert_jax.model.dropout import Seeds
 from bert_jax.model.embeddings import RelativeTable, TokenPositions, rotate, sequence_lengths, visible_keys
 from bert_jax.model.layers import Dense, Shape, child_key
 from bert_jax.model.lora import adapted, add_adapters
@@ -88,7 +89,7 @@ class SelfAttention(nnx.Module):
         self,
         hidden: Float[Array, "B T D"],
         keys: TokenPositions,
-        seeds: UInt32[Array, "B 2"] | None,
+        seeds: Seeds,
         *,
         local: bool = False,
         bias: Float[Array, "#B N Q T"] | None = None,
@@ -146,7 +147,7 @@ def _attend(
     queries: TokenPositions,
     keys: TokenPositions,
     bias: Float[Array, "#B N Q T"] | None,
-    seeds: UInt32[Array, "B 2"] | None,
+    seeds: Seeds,
     options: KernelOptions,
     runtime: Runtime,
 ) -> tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"] | None]:

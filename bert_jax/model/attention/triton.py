@@ -31,6 +31,7 @@ from bert_jax.model.attention.kernels import (
     KernelOptions,
     run_padded,
 )
+from bert_jax.model.dropout import Seeds
 from bert_jax.model.ops import Heads
 
 
@@ -47,9 +48,7 @@ Lines = Float[Array, "B T N H"]
 Words = UInt32[Array, "B N 2 T"]  # of each query's dropout mask
 
 
-def triton_attention(
-    heads: Heads, sequence_ids: Ids, seeds: UInt32[Array, "B 2"] | None, options: KernelOptions
-) -> Float[Array, "B T N H"]:
+def triton_attention(heads: Heads, sequence_ids: Ids, seeds: Seeds, options: KernelOptions) -> Float[Array, "B T N H"]:
     """Computes einsum_attention with the same dropout; no block outside the window is skipped.
 
     Scores and softmax are float32, and matmuls accumulate in float32.
