@@ -79,7 +79,7 @@ class Bert(nnx.Module):
     def encode_at(
         self, batch: Any, positions: Int[Array, "B K"], dropout_key: DropoutKey = None
     ) -> Float[Array, "B K D"]:
-        """Returns encode(batch).last at K positions of each row: the same values without the rest of the last layer.
+        """Returns encode(batch).last at K positions of each row, without computing the rest of the last layer.
 
         A loss that reads few positions (masked ones, [CLS]) saves most of one layer's work this way.
         """
@@ -118,7 +118,7 @@ def part_key(dropout_key: DropoutKey, name: str) -> DropoutKey:
 
 
 def init_params(config: ModelConfig, heads: Heads, key: PRNGKeyArray) -> dict[str, Any]:
-    """Returns initial float32 parameters as in google-research/bert, modeling.py, each by the key and its own path.
+    """Initializes float32 parameters as google-research/bert, modeling.py, each by the key and its own path.
 
     They are truncated normal of deviation 0.02, and zero for biases.
     """

@@ -28,7 +28,7 @@ LEAST_POSITIONS = 4096
 def row_seeds(
     key: PRNGKeyArray, shape: tuple[int, ...], rows: int, placement: Placement = ALONE
 ) -> UInt32[Array, "*shape B 2"]:
-    """Returns seeds for `rows` rows of each of `shape` dropout sites; the placement says which rows these are."""
+    """Returns seeds for `rows` rows at `shape` dropout sites; the placement says which rows these are."""
     first, every = placement.row_numbers(rows)
     seeds = jax.random.bits(key, (*shape, every, SEED_WORDS), jnp.uint32)
     return jax.lax.dynamic_slice_in_dim(seeds, first, rows, axis=len(shape)) if every > rows else seeds
@@ -98,7 +98,7 @@ def random_bits(
 def element_bits(
     index: UInt32[Array, "*#shape"], first: UInt32[Array, "*#shape"], second: UInt32[Array, "*#shape"]
 ) -> UInt32[Array, "*shape"]:
-    """Returns random bits by index in the last axis of random_bits and the two words of its line, broadcast.
+    """Returns random bits by the index in random_bits' last axis and its line's two words, broadcast.
 
     Kernels that compute their own masks call this (attention/kernels.py).
     """
@@ -108,7 +108,7 @@ def element_bits(
 def line_words(
     seeds: UInt32[Array, "*seeded 2"], shape: tuple[int, ...], position_axes: int
 ) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
-    """Returns the two words of each line of the last axis of random_bits."""
+    """Returns the two words of each line of random_bits' last axis."""
     lines, seeded = shape[:-1], tuple(range(seeds.ndim - 1))
     # Lines are numbered within the axes that the seeds lack, as in a C array.
     number, stride = jnp.zeros(lines, jnp.uint32), 1

@@ -31,9 +31,8 @@ class TokenPositions:
     in_row: Int[Array, "B K"]
     sequence_ids: Int[Array, "B K"]
     in_sequence: Int[Array, "B K"]
-    unpacked: bool = (
-        False  # it is known before the batch that a row holds at most one sequence, from its first position
-    )
+    # Whether rows are known, before the batch is, to hold at most one sequence, from the first position on.
+    unpacked: bool = False
 
     def at(self, positions: Int[Array, "B K"]) -> "TokenPositions":
         """Selects some positions of the row; self covers the whole row."""
@@ -44,7 +43,7 @@ class TokenPositions:
 def token_positions(
     sequence_ids: Int[Array, "B T"], positions: Int[Array, "B T"], unpacked: bool = False
 ) -> TokenPositions:
-    """Makes the TokenPositions of whole rows from the fields of a batch."""
+    """Makes whole rows' TokenPositions from a batch's fields."""
     in_row = jax.lax.broadcasted_iota(jnp.int32, sequence_ids.shape, 1)
     return TokenPositions(in_row, sequence_ids, positions, unpacked)
 
@@ -99,7 +98,7 @@ def rotate(vectors: Float[Array, "B K N H"], positions: Int[Array, "B K"], base:
 
 
 def rotation_speeds(width: int, base: float) -> Float32[np.ndarray, "K"]:
-    """Returns the angle by which each pair of coordinates rotates from one position to the next: base^(-2i/H)."""
+    """Returns the angles by which pairs of coordinates rotate from one position to the next: base^(-2i/H)."""
     # Rounded to float32 where transformers rounds, after the power and after the division: at position 8,000 the last
     # bit of a speed changes the angle by 3e-4.
     powers = np.power(float(base), np.arange(0, width, 2) / width).astype(np.float32)
@@ -151,7 +150,7 @@ class DistanceBuckets(nnx.Module):
 
 
 def distance_bucket(ahead: Int[Array, "*shape"], longest: int) -> Int[Array, "*shape"]:
-    """Returns the bucket of a distance, key minus query (Raffel et al. 2020, as in the code of mesh-tensorflow)."""
+    """Returns the bucket of a distance, key minus query (Raffel et al. 2020, as mesh-tensorflow computes it)."""
     # Each direction has half of the buckets. Half of those hold single distances, and the others ranges that grow by a
     # constant factor up to `longest`.
     side = BUCKETS // 2
@@ -183,7 +182,7 @@ def add_attention_bias(name: str, module: Callable[..., nnx.Module]) -> None:
 
 
 class Embedding(nnx.Module):
-    """A table of vectors: table [entries, D], with rows of zeros after the entries up to `padded`."""
+    """A table of vectors, [entries, D], padded with zeros to `padded` rows."""
 
     def __init__(
         self, config: ModelConfig, entries: int, width: int = 0, *, padded: int = 0, key: PRNGKeyArray
@@ -194,7 +193,7 @@ class Embedding(nnx.Module):
 
 
 def token_table(config: ModelConfig, key: PRNGKeyArray) -> Embedding:
-    """Makes a vector for each token, table [V, E] with V padded: for the input, or for an output that is not tied."""
+    """Makes the token vectors, [V, E] with V padded, for the input or an untied output."""
     return Embedding(config, config.vocab_size, padded=padded_vocabulary(config.vocab_size), key=key)
 
 

@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 
 
 def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the leaves of a nested dict by path, in the order of their paths."""
+    """Returns a nested dict's leaves by path, sorted."""
     return dict(sorted(traverse_util.flatten_dict(nested, sep=SEPARATOR).items()))
 
 
@@ -125,8 +125,8 @@ def layer_norm_narrow(
     """Applies layer normalization in float32 to an array that is stored in fewer bits; the result has `dtype`.
 
     With `split` the backward pass computes its two sums over the width first, in a kernel of their own. The kernel that
-    reads them can then include the gradients of scale and bias, and of additions before the norm. A kernel that
-    computes everything of a row cannot: it would not see whole columns.
+    reads them can then include the gradients of scale, bias and additions before the norm. A kernel for whole rows
+    cannot, since it would not see whole columns.
     """
     return _norm_forward(x, scale, bias, epsilon, dtype, split)[0]
 

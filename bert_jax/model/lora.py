@@ -1,4 +1,4 @@
-"""Low-rank adapters of the matrices of encoder layers (LoRA; Hu et al. 2021, section 4.1).
+"""Low-rank adapters for the matrices of encoder layers (LoRA; Hu et al. 2021, section 4.1).
 
 A module with a matrix `query` holds its adapter as `query_lora`, so that adapters are stacked, scanned, saved and
 sharded like the other parameters of their layer:
@@ -58,7 +58,7 @@ class LowRank(nnx.Module):
 def add_adapters(
     module: Any, folder: str, config: ModelConfig, shapes: Mapping[str, tuple[Shape, Shape]], **arguments: Any
 ) -> None:
-    """Gives a module of an encoder layer the adapters that config.lora names.
+    """Gives an encoder layer's module the adapters that config.lora names.
 
     Args:
         folder: the module's path, such as encoder/layers/attention.

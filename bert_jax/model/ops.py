@@ -24,10 +24,10 @@ def add_bias(
 ) -> Float[Array, "*rows_and_out"]:
     """Adds a bias over the last axes of x, in its dtype. The bias gradient is a sum in float32.
 
-    With `rows_of_ones` the sum is a matmul with so many rows of ones, of which one row is used. On a CPU one row takes
-    a tenth of the time of XLA's reduction. On a TPU eight rows, which its matrix unit takes at a time, take a sixth if
-    no matmul before the reduction could absorb it.
+    With `rows_of_ones` the sum is a matmul with so many rows of ones, and the first row of its result is used.
     """
+    # On a CPU one row takes a tenth as long as XLA's reduction. On a TPU eight rows, which its matrix unit takes at a
+    # time, take a sixth as long if no matmul before the reduction could absorb it.
     return x + jnp.expand_dims(bias.astype(x.dtype), range(x.ndim - bias.ndim))
 
 
@@ -95,7 +95,7 @@ thrice.defvjp(lambda x: (thrice(x), None), lambda _, gradients: (gradients[0] + 
 
 
 class Operations:
-    """The form of each operation for CPUs, and for GPUs of other makers than NVIDIA."""
+    """The form of each operation for CPUs, and for GPUs by other makers than NVIDIA."""
 
     # Arrays are reshaped to matrices, so that a kernel's gradient is a matmul of matrices too: with several row axes,
     # XLA on a CPU transposes the activations for it in an extra pass.
@@ -199,12 +199,11 @@ class Operations:
 
 
 class GpuOperations(Operations):
-    """The form of each operation for NVIDIA GPUs, whose steps mostly wait for memory.
+    """The form of each operation for NVIDIA GPUs."""
 
-    Each choice lets XLA make fewer kernels of elementwise work and reductions, so that arrays are read and written less
-    often.
-    """
-
+    # Steps mostly wait for memory, so each choice lets XLA make fewer elementwise and reduction kernels, which read and
+    # write arrays less often.
+    #
     # The gradient of a bias is part of the kernel that computes the gradient which it sums. A matmul with ones would
     # read that gradient again, and before that XLA would make a float32 copy of it.
     bias_rows_of_ones = 0

@@ -1,4 +1,4 @@
-"""The outputs of heads on the hidden states of a model: layer selections, then pretraining, then fine-tuning.
+"""Heads' outputs on a model's hidden states: layer selections, then pretraining, then fine-tuning.
 
 Each function takes a bound model (bert_jax.model.bert.bind), and a dropout key if it drops out (None in evaluation).
 B batch, T positions, S sequences of a row, M predicted positions, D width, V padded vocabulary, K span lengths,
@@ -52,11 +52,11 @@ class LayerSelection:
         return LayerSelection(singles.get(name, every[-4:]), combine)
 
     def width(self, model_width: int) -> int:
-        """Returns the width of the combined vectors."""
+        """Returns the combined vectors' width."""
         return model_width * (len(self.indices) if self.combine == "concat" else 1)
 
     def inner(self, layers: int) -> bool:
-        """Returns whether the selection needs a layer that only encode(all_layers=True) returns."""
+        """Whether the selection needs encode(all_layers=True)."""
         return self.indices not in ((0,), (layers,))
 
     def of(self, encoded: Encoded, layers: int) -> Float[Array, "B T W"]:
@@ -85,7 +85,7 @@ def vocabulary_product(model: Bert, vectors: Float[Array, "B M D"]) -> Vocabular
 def masked_logits(
     model: Bert, hidden: Float[Array, "B T D"], masked_positions: Int[Array, "B M"]
 ) -> Float[Array, "B M V"]:
-    """Returns vocabulary_logits at M positions of each row only."""
+    """Returns vocabulary_logits at M positions of each row."""
     return vocabulary_logits(model, gather_positions(hidden, masked_positions))
 
 
@@ -99,7 +99,7 @@ def generator_logits(
 
 
 def replaced_token_logits(model: Bert, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
-    """Returns float32 logits of whether each token was replaced."""
+    """Returns float32 logits for each token: it was replaced."""
     return model.head("replaced_tokens_head")(hidden)
 
 
@@ -123,7 +123,7 @@ def next_sentence_logits(model: Bert, pooled: Float[Array, "B S D"]) -> Float[Ar
 
 
 def task_states(model: Bert, encoded: Encoded) -> Float[Array, "B T D"]:
-    """Returns the input of the heads below: the last layer, or with heads.layer_mix the mix of all."""
+    """Returns the input of the heads below: the last layer, or with heads.layer_mix the mix."""
     if not model.head_config.layer_mix:
         return encoded.last
     assert encoded.layers is not None, "encode(all_layers=heads.layer_mix) comes before"
@@ -173,14 +173,14 @@ def span_vectors(model: Bert, hidden: Float[Array, "B T D"], dropout_key: Dropou
 def span_logits(
     model: Bert, vectors: Float[Array, "B T K G"], dropout_key: DropoutKey = None
 ) -> Float[Array, "B T K C"]:
-    """Returns logits of each span's class, or of whether it is a span at all (C = 1)."""
+    """Returns logits of each span's class, or whether it is a span at all (C = 1)."""
     return _dropping_head(model, "span_classifier", vectors, dropout_key)
 
 
 def relation_logits(
     model: Bert, vectors: Float[Array, "B P G"], dropout_key: DropoutKey = None
 ) -> Float[Array, "B P P C"]:
-    """Returns logits of the relation from each of P spans to each other, from their vectors (heads.take_spans)."""
+    """Returns logits of the relations between P spans, from their vectors (structured.take_spans)."""
     return _dropping_head(model, "span_relations", vectors, dropout_key)
 
 

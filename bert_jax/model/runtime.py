@@ -1,6 +1,6 @@
 """How a model runs: choices that change speed, memory and rounding, never the parameters.
 
-Placement has the requests of a model about the sharding of its arrays; Runtime has the other choices.
+Placement has a model's requests about the sharding of its arrays; Runtime has the other choices.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ class Placement:
         return kernel
 
     def whole_shape(self, path: str, array: Array) -> tuple[int, ...]:
-        """Returns a parameter's shape once it is gathered, also if the function of a model has shards of it."""
+        """Returns a parameter's gathered shape, also if a model's function has shards of it."""
         return array.shape
 
     def row_numbers(self, rows: int) -> tuple[int | Array, int]:
@@ -62,7 +62,7 @@ class Placement:
         return 0, rows
 
     def gather_rows(self, array: Array) -> Array:
-        """Gathers an array [B, ...] over the whole batch, if the function of a model has some rows, by row_numbers."""
+        """Gathers an array [B, ...] over the whole batch, by row_numbers, if a model's function has some rows."""
         return array
 
     @property
@@ -105,7 +105,7 @@ def platform_of(backend: Any) -> str:
 
 @dataclass(frozen=True)
 class Runtime:
-    """The choices of a run that keep a model's parameters and, up to rounding, its results.
+    """A run's choices of speed, memory and rounding.
 
     Attributes:
         compute_dtype: float32 (matmul precision highest) or bfloat16; norms, softmax and logits stay float32.
@@ -119,7 +119,7 @@ class Runtime:
             remat recomputes them.
         platform: the platform that programs are compiled for, as jax.default_backend() names it, which is the default.
             bert-jax plan compiles for devices that this machine lacks; its `gpu` is an NVIDIA GPU.
-        capability: the compute capability of the NVIDIA GPUs of `platform`, such as 9.0 for Hopper; empty: unknown.
+        capability: the NVIDIA GPUs' compute capability, such as 9.0 for Hopper, if `platform` is set; empty: unknown.
         frozen_layers: the lowest layers in and below which nothing trains; their backward pass is left out.
         placement: the sharding of arrays over a mesh.
 
@@ -197,7 +197,7 @@ class Runtime:
         return getattr(jax.devices()[0], "compute_capability", "")
 
     def unrolled(self, layers: int) -> bool:
-        """Returns whether a stack of that many layers is unrolled rather than scanned."""
+        """Whether a stack of that many layers is unrolled rather than scanned."""
         most = UNROLLED_AT_MOST_ON_ACCELERATORS if self.on_tpu or self.on_nvidia else UNROLLED_AT_MOST
         return self.layer_loop == "unrolled" or (self.layer_loop == "auto" and layers <= most)
 

@@ -56,7 +56,7 @@ class FeedForward(nnx.Module):
         self.activation = activation(config.activation, again=operations(runtime).recomputes_activation)
 
     def __call__(self, hidden: Float[Array, "B T D"], seeds: Seeds = None) -> Float[Array, "B T D"]:
-        """Maps the hidden states of each position; seeds are for the dropout of adapters."""
+        """Maps the hidden states of each position; adapters drop out by the seeds."""
         inner = adapted(self, "input", self.input(hidden), hidden, seeds)
         inner = self.runtime.placement.constrain("inner", inner)
         output = functools.partial(self._output, seeds=seeds)
@@ -139,7 +139,7 @@ class EncoderLayer(nnx.Module):
 
 
 def gather_positions(hidden: Float[Array, "B T D"], positions: Int[Array, "B K"]) -> Float[Array, "B K D"]:
-    """Returns the vectors at K positions of each row, exactly."""
+    """Selects the vectors at K positions of each row, exactly."""
     # A one-hot matmul, because its gradient is a matmul too. The gradient of a gather is a scatter, which is serial on
     # a CPU and has no fixed order on a GPU.
     chosen = jax.nn.one_hot(positions, hidden.shape[1], dtype=hidden.dtype)
@@ -147,7 +147,7 @@ def gather_positions(hidden: Float[Array, "B T D"], positions: Int[Array, "B K"]
 
 
 def gather_queries(bias: Float[Array, "1 N T T"], positions: Int[Array, "B Q"]) -> Float[Array, "B N Q T"]:
-    """Returns the bias of the queries at Q positions of each row, exactly, as gather_positions does."""
+    """Selects the bias of queries at Q positions of each row, exactly, as gather_positions does."""
     chosen = jax.nn.one_hot(positions, bias.shape[2], dtype=bias.dtype)
     return jnp.einsum("bqs,nst->bnqt", chosen, bias[0], precision=jax.lax.Precision.HIGHEST)
 
@@ -175,11 +175,11 @@ class LayerGroups:
 
 
 def repeating_groups(types: Sequence[Hashable]) -> LayerGroups:
-    """Finds the groups with the fewest traced layers, and of these the ones with the fewest layers before.
+    """Finds the groups with the fewest traced layers, and among these with the fewest layers before.
 
-    ModernBERT's 22 layers, of which every third is global and the first has no norm, are one layer and seven groups of
-    three. If no group repeats, all layers are in `before`.
+    If no group repeats, all layers are in `before`.
     """
+    # ModernBERT's 22 layers (every third is global, and the first has no norm) are one layer and seven groups of three.
     depth = len(types)
     best = LayerGroups(depth, 0, 0, 0)
     for before in range(depth):
@@ -271,7 +271,7 @@ def split_layers(stacked: PyTree, sizes: tuple[int, ...]) -> list[PyTree]:
 
 
 class Encoded(NamedTuple):
-    """Hidden states of the last layer and of the embeddings, and if asked for of every layer, with attention maps.
+    """Hidden states: the last layer's, the embeddings', and if asked for all layers', and attention maps.
 
     If a norm follows the stack (pre-norm), `last` and the last of `layers` are taken after it, as in transformers.
     Attention maps are probabilities before dropout, by query and key.
@@ -310,7 +310,7 @@ class Encoder(nnx.Module):
         all_layers: bool = False,
         attention_maps: bool = False,
     ) -> Encoded:
-        """Returns the hidden states of the stack on these embeddings; `unpacked` is that of TokenPositions."""
+        """Encodes embeddings; `unpacked` is as in TokenPositions."""
         keys, bias, stacked = self._inputs(hidden, sequence_ids, positions, dropout_key, unpacked)
         last, (layers, maps) = self._loop(hidden, keys, bias, stacked, self.config.layers, all_layers, attention_maps)
         if self.config.norm != "post":
@@ -328,7 +328,7 @@ class Encoder(nnx.Module):
         *,
         unpacked: bool = False,
     ) -> Float[Array, "B K D"]:
-        """Returns the last layer's output at the K wanted positions of each row, without computing the rest of it."""
+        """Returns the last layer's output at the K wanted positions of each row, without computing its rest."""
         keys, bias, stacked = self._inputs(hidden, sequence_ids, positions, dropout_key, unpacked)
         depth = self.config.layers
         below, last = split_layers(stacked, (depth - 1, 1))
@@ -353,7 +353,7 @@ class Encoder(nnx.Module):
         return keys, bias, (self._split_layers()[2], seeds)
 
     def _split_layers(self) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-        """Returns the structure of the stack, the parameters that all layers share, and each layer's own."""
+        """Returns the stack's structure, the shared parameters, and each layer's own."""
 
         def is_shared(path: Any, value: Any) -> bool:
             return path[0] in SHARED_PARTS[self.config.shared_layers]
@@ -401,7 +401,7 @@ class Encoder(nnx.Module):
 
 
 def gathered(state: nnx.State, runtime: Runtime) -> nnx.State:
-    """Gathers the parameters of one layer of a stack if they are sharded over fsdp."""
+    """Gathers one layer's parameters if they are sharded over fsdp."""
     if not runtime.placement.gathers:
         return state
     params = runtime.placement.gather(nnx.to_pure_dict(state), "encoder/layers", runtime.dtype)

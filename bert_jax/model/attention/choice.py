@@ -1,4 +1,4 @@
-"""Chooses the attention kernel of a layer. `choose` reads top to bottom; the choice is always logged.
+"""Chooses a layer's attention kernel. `choose` reads top to bottom; the choice is always logged.
 
     splash   the splash kernel on TPUs, bfloat16, without attention dropout (kernels.py)
     banded   plain XLA, every platform, with dropout, for layers with a window; other layers use einsum (kernels.py)
@@ -8,7 +8,7 @@
     triton   the same on NVIDIA GPUs (triton.py)
     einsum   plain XLA, every platform, with dropout, relative positions and attention maps (kernels.py)
 
-The limits of the kernels are here, so that a choice imports none of them: importing Pallas takes a second.
+The kernels' limits are here, so that choosing imports none of them: importing Pallas takes a second.
 """
 
 import functools
@@ -38,14 +38,14 @@ HOPPER, TIMED_WIDTH = "9.0", 64  # the compute capability and the head width for
 
 @dataclass(frozen=True)
 class Situation:
-    """The properties of a layer, its batch and the device by which `choose` decides."""
+    """A layer, its rows and the device, as `choose` sees them."""
 
     platform: str
     compute_dtype: str
     head_width: int
     dropout_rate: float  # of attention probabilities; 0 in evaluation
     needs_scores: bool = False  # a bias is added to the scores, or the probabilities are returned
-    window: int = 0  # of the local layers of the architecture; 0: it has none
+    window: int = 0  # of the model's local layers; 0: it has none
     local: bool = False  # this layer is one of them
     length: int = 0  # positions of a row; 0: unknown
     causal: bool = False
@@ -55,11 +55,7 @@ class Situation:
 
 
 def choose(requested: str, situation: Situation) -> str:
-    """Returns the name of the kernel that runs in a layer.
-
-    Raises:
-        UserError: the requested kernel is unknown or cannot run.
-    """
+    """Returns the name of a layer's kernel. Raises UserError if the requested one is unknown or cannot run."""
     if requested not in ("auto", *KERNELS):
         raise UserError(f"unknown config.model.attention {requested!r}; choose from auto, {', '.join(KERNELS)}")
     obstacles = {kernel: _obstacle(kernel, situation) for kernel in KERNELS}
@@ -139,7 +135,7 @@ def band_block(window: int) -> int:
 
 
 def bands_save_work(window: int, length: int) -> bool:
-    """Returns whether bands save work on rows of that length: of four blocks they compute 3/4 of the scores."""
+    """Whether bands save work on rows of that length: with four blocks they compute 3/4 of the scores."""
     return length > 4 * band_block(window)
 
 

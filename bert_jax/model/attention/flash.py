@@ -42,11 +42,11 @@ LARGEST_ROW = 2 * GRADIENT_PER_CELL
 
 
 class FlashGrid(Grid):
-    """How the attention of one device is divided into the cells of a kernel's grid.
+    """Divides one device's attention into the cells of a kernel's grid.
 
-    A cell is one row, some heads, a block of queries and a block of keys. `steps` cells share a block, of queries in
-    the forward kernel and of keys in the backward kernel, and sums over these cells stay in on-chip memory. Methods
-    take and return the numbers of blocks in a row; with `of_queries` the shared block is one of queries.
+    A cell is one row, some heads, a query block and a key block. `steps` cells share one (the forward kernel's query
+    block, the backward kernel's key block), and sums over these cells stay in on-chip memory. Methods take and return
+    block numbers in a row; with `of_queries` the shared block has queries.
     """
 
     @property
@@ -83,7 +83,7 @@ class FlashGrid(Grid):
         return jnp.clip(self.other(shared, step, of_queries), first, last)
 
     def visible(self, queries: Any, keys: Any) -> Any:
-        """Returns whether any query of a block sees a key of a block, as far as their positions show."""
+        """Whether any query of one block sees a key of another, as far as their positions show."""
         if self.blocks == 1:
             return True
         near = (queries >= 0) & (queries < self.blocks) & (keys >= 0) & (keys < self.blocks)
@@ -130,7 +130,7 @@ def _attend(grid: FlashGrid, query: Lanes, key: Lanes, value: Lanes, sequences: 
 def _forward(
     grid: FlashGrid, query: Lanes, key: Lanes, value: Lanes, sequences: Ids, words: Words | None
 ) -> tuple[Lanes, tuple[Any, ...]]:
-    """Returns the context, and what the backward pass reads: all of this and each query's logarithm of its sum."""
+    """Returns the context and the residuals, which include each query's log-sum-exp."""
     specs = _specs(grid, of_queries=True)
     heads, block = grid.heads_per_cell, grid.block
     statistic = jax.ShapeDtypeStruct((query.shape[0], grid.heads, 1, grid.length), jnp.float32)
@@ -175,7 +175,7 @@ _attend.defvjp(_forward, _backward)
 
 
 def _forward_kernel(grid: FlashGrid, *arrays: Any) -> None:
-    """Adds a block of keys to the softmax and the weighted sum of a block of queries (Milakov and Gimelshein 2018)."""
+    """Adds a key block to the softmax and the weighted sum of a query block (Milakov and Gimelshein 2018)."""
     query_ids, key_ids, words, query, key, value, context, logsumexp, *sums = arrays
     largest, total, weighted = sums  # over the blocks of keys
     queries, step = pl.program_id(2), pl.program_id(3)
@@ -209,7 +209,7 @@ def _forward_kernel(grid: FlashGrid, *arrays: Any) -> None:
 
 
 def _backward_kernel(grid: FlashGrid, *arrays: Any) -> None:
-    """Adds what a block of queries and one of keys contribute to the three gradients (Dao 2023, algorithm 2).
+    """Adds the contributions of a query block and a key block to the three gradients (Dao 2023, algorithm 2).
 
     Scores and masks are recomputed. The factor of dropout is left to the end, where the sums are smaller.
     """
@@ -258,7 +258,7 @@ def _backward_kernel(grid: FlashGrid, *arrays: Any) -> None:
 
 
 def _visible(grid: FlashGrid, query_ids: Array, key_ids: Array, queries: Any, keys: Any) -> Array:
-    """Returns which key [K, 1] is visible to which query [1, Q] of two blocks, as a matrix."""
+    """Returns which keys are visible to which queries of two blocks, [K, Q]."""
     column = jnp.broadcast_to(key_ids, (LANES, grid.block)).T[:, :1]
     visible = column == query_ids
     if not (grid.window or grid.causal):
@@ -268,7 +268,7 @@ def _visible(grid: FlashGrid, query_ids: Array, key_ids: Array, queries: Any, ke
 
 
 def _key_index(grid: FlashGrid, keys: Any) -> Array:
-    """Returns the position of each key of a block in the row, as a matrix [K, Q]."""
+    """Returns the row positions of a block's keys, [K, Q]."""
     index = jax.lax.broadcasted_iota(jnp.int32, (grid.block, grid.block), 0) + keys * grid.block
     return index.astype(jnp.uint32)
 
@@ -278,7 +278,7 @@ def _head_words(words: Any, head: int) -> tuple[Array, Array] | None:
 
 
 def _specs(grid: FlashGrid, of_queries: bool) -> dict[str, pl.BlockSpec]:
-    """Returns the blocks of arrays that a cell reads or writes. It is of_queries in the forward kernel (FlashGrid)."""
+    """Returns the blocks that a cell reads or writes; the forward kernel has of_queries (FlashGrid)."""
 
     def shared(own: Any, step: Any) -> Any:
         return own

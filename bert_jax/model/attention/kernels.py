@@ -25,7 +25,7 @@ MASKED_SCORE = -1e30
 
 @dataclass(frozen=True)
 class KernelOptions:
-    """The arguments of a kernel that are known before a program runs; a kernel ignores those that it cannot serve."""
+    """A kernel's static arguments; it ignores those that it cannot serve."""
 
     window: int = 0  # how many positions a query sees on either side; 0: all
     causal: bool = False  # a query sees no key after it
@@ -37,7 +37,7 @@ class KernelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid(KernelOptions):
-    """The attention of one device, for Pallas kernels that divide it into blocks of positions (flash.py, triton.py)."""
+    """One device's attention, for Pallas kernels that divide it into blocks of positions (flash.py, triton.py)."""
 
     heads: int
     width: int
@@ -71,9 +71,9 @@ class Grid(KernelOptions):
         return visible
 
     def dropout(self, words: tuple[Array, Array] | None, index: Array) -> Callable[[Array], Array]:
-        """Returns a function that zeroes what dropout drops, and scales nothing.
+        """Returns a function that drops elements without scaling the others.
 
-        `words` are those of each query (dropout.element_bits), and `index` has the position of each key.
+        `words` are per query (dropout.element_bits), and `index` has the keys' positions.
         """
         if words is None:
             return lambda matrix: matrix
@@ -98,8 +98,7 @@ def einsum_attention(
 
     Args:
         bias: added to the scaled scores.
-        narrow: whether the gradient of the scores has the dtype of the heads. In bfloat16 half as much of it is then
-            written and read.
+        narrow: whether the scores' gradient has the dtype of the heads, which halves its memory traffic in bfloat16.
 
     Returns:
         The context, and the probabilities before dropout.
@@ -170,9 +169,9 @@ def banded_attention(
 ) -> Float[Array, "B T N H"]:
     """Computes einsum_attention in layers with a window, for any T.
 
-    Rows are divided into blocks, and the queries of a block attend to the keys of three blocks (causal: two), as in
+    Rows are divided into blocks, and a block's queries attend to the keys of three blocks (causal: two), as in
     Longformer (Beltagy et al. 2020, appendix A): work and memory grow with T times the window, not with T squared.
-    Dropout uses other random bits of the row than einsum_attention. Scores and softmax are float32.
+    Dropout uses other random bits than einsum_attention. Scores and softmax are float32.
     """
     block, length = band_block(options.window), sequence_ids.shape[1]
     missing = -length % block

@@ -1,4 +1,4 @@
-"""Multi-head self-attention: the kernel of each layer, its parameters and positions, and the call of the kernel."""
+"""Multi-head self-attention: it chooses and calls each layer's kernel, and holds the parameters."""
 
 import functools
 import logging
@@ -31,12 +31,9 @@ NO_MASK_GRADIENT = (0, 11, 1)
 
 
 def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
-    """Lists the attention kernels of a model in training on rows of that length, in the order of layers.
+    """Lists a model's attention kernels in training on rows of that length; `none` if it has no attention.
 
-    An encoder without attention has the kernel `none`.
-
-    Raises:
-        UserError: a requested kernel cannot run (choice.choose).
+    Raises UserError if a requested kernel cannot run (choice.choose).
     """
     if config.encoder != "transformer":
         if runtime.attention != "auto":
@@ -54,7 +51,7 @@ def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
 
 
 def _kernel(config: ModelConfig, runtime: Runtime, length: int, **layer: Any) -> str:
-    """Chooses the kernel of a layer, whose own fields of Situation are in `layer`."""
+    """Chooses a layer's kernel; `layer` has the remaining fields of Situation."""
     situation = choice.Situation(
         platform=runtime.device_platform,
         capability=runtime.compute_capability,

@@ -4,8 +4,8 @@ Like those for TPUs (flash.py), they drop exactly the probabilities that einsum_
 the projections write them, [B, T, N, H]. A row of up to 128 positions is one block, for which the backward pass is one
 kernel with five matmuls. Longer rows have two backward kernels: one for queries, one for keys and values.
 
-A cell of a kernel's grid has one row, one head and one block of positions: of queries, or of keys in the kernel that
-computes their gradients. It loops over the blocks of the other kind. Scores are [queries, keys] of two blocks.
+A cell of a kernel's grid has one row, one head and one query block, or in the kernel of their gradients one key block.
+It loops over the blocks of the other kind. Scores are [queries, keys] of two blocks.
 
 On an H200 outputs and gradients equal those of einsum, and BERT-Base trains 1.09 (T=128) and 1.16 times (T=512) as fast
 (docs/plan.md). Tests run the kernels in interpret mode on a CPU. jax 0.11 calls Pallas's Triton backend deprecated.
@@ -36,7 +36,7 @@ from bert_jax.model.ops import Heads
 
 
 class TritonGrid(Grid):
-    """The shape of a row for the kernels, whose grid has a cell for each row, head and block of positions."""
+    """The kernels' grid, with a cell for each row, head and block of positions."""
 
     @property
     def block(self) -> int:
@@ -89,7 +89,7 @@ class Keys(NamedTuple):
 def _forward(
     grid: TritonGrid, query: Lines, key: Lines, value: Lines, sequences: Ids, words: Words | None
 ) -> tuple[Lines, tuple[Any, ...]]:
-    """Returns the context, and what the backward pass reads: all of this and each query's logarithm of its sum."""
+    """Returns the context and the residuals, which include each query's log-sum-exp."""
     own, whole = _specs(grid)
     statistic = jax.ShapeDtypeStruct((len(query), grid.heads, grid.length), jnp.float32)
     context, logsumexp = _call(
@@ -158,7 +158,7 @@ def _forward_kernel(
 
 
 def _whole_kernel(grid: TritonGrid, query: Any, key: Any, value: Any, sequences: Any, words: Any, *more: Any) -> None:
-    """Computes all three gradients of a row that is one block."""
+    """Computes all three gradients of a one-block row."""
     logsumexp, average, gradient, query_gradient, key_gradient, value_gradient = more
     queries = _queries(grid, query[...], sequences, words, 0, 0)
     keys = _keys(grid, key, value, sequences, 0, 0)
@@ -170,7 +170,7 @@ def _whole_kernel(grid: TritonGrid, query: Any, key: Any, value: Any, sequences:
 
 
 def _queries_kernel(grid: TritonGrid, query: Any, key: Any, value: Any, sequences: Any, words: Any, *more: Any) -> None:
-    """Computes the gradient of a block of queries."""
+    """Computes a query block's gradient."""
     logsumexp, average, gradient, query_gradient = more
     queries = _queries(grid, query[...], sequences, words, pl.program_id(2), 0)
     statistics = logsumexp[...], average[...], gradient[...]
@@ -185,7 +185,7 @@ def _queries_kernel(grid: TritonGrid, query: Any, key: Any, value: Any, sequence
 
 
 def _keys_kernel(grid: TritonGrid, query: Any, key: Any, value: Any, sequences: Any, words: Any, *more: Any) -> None:
-    """Computes the gradients of a block of keys and of its values."""
+    """Computes the gradients of a key block and its values."""
     logsumexp, average, gradient, key_gradient, value_gradient = more
     keys = _keys(grid, key, value, sequences, pl.program_id(2), 0)
 
@@ -206,10 +206,10 @@ def _keys_kernel(grid: TritonGrid, query: Any, key: Any, value: Any, sequences: 
 def _gradients(
     grid: TritonGrid, queries: Queries, keys: Keys, logsumexp: Array, average: Array | None, slopes: Array
 ) -> tuple[Array, Array]:
-    """Returns the probabilities that dropout keeps, and the gradient of the scores without their factor [Q, K].
+    """Returns the probabilities after dropout and the scores' gradient, [Q, K], both unscaled (Dao 2023, algorithm 2).
 
-    Both still lack the factor of dropout. logsumexp and average are [Q], and slopes, the gradient of the context, are
-    [Q, H] (Dao 2023, algorithm 2). An average of None is computed here, for which the keys must be those of the row.
+    logsumexp and average are [Q]; slopes, the context's gradient, are [Q, H]. If average is None, it is computed here
+    from the keys, which are then the whole row.
     """
     drop = _dropout(grid, queries, keys)
     probabilities = jnp.exp(_scores(grid, queries, keys) - logsumexp[:, None])
@@ -221,7 +221,7 @@ def _gradients(
 
 
 def _scores(grid: TritonGrid, queries: Queries, keys: Keys) -> Array:
-    """Returns the scaled scores of two blocks, which are MASKED_SCORE where a query does not see a key."""
+    """Returns the scaled and masked scores of two blocks."""
     visible = queries.ids[:, None] == keys.ids[None, :]
     if grid.window or grid.causal:
         positions = jnp.arange(grid.block)
@@ -238,14 +238,14 @@ def _dropout(grid: TritonGrid, queries: Queries, keys: Keys) -> Callable[[Array]
 
 
 def _queries(grid: TritonGrid, vectors: Array, sequences: Any, words: Any, number: Any, read: Any) -> Queries:
-    """Reads the block `number` of queries; `read` is its number in the part of the words that a cell has."""
+    """Reads query block `number` of the row, whose words are block `read` of the cell."""
     first, place = number * grid.block, pl.ds(read * grid.block, grid.block)
     query_words = None if words is None else (words[0, place], words[1, place])
     return Queries(vectors, sequences[pl.ds(first, grid.block)], query_words, first)
 
 
 def _keys(grid: TritonGrid, key: Any, value: Any, sequences: Any, number: Any, read: Any) -> Keys:
-    """Reads the block `number` of keys; `read` is its number in the part of the keys that a cell has."""
+    """Reads key block `number` of the row, which is block `read` of the cell."""
     first, place = number * grid.block, pl.ds(read * grid.block, grid.block)
     return Keys(key[place, :], value[place, :], sequences[pl.ds(first, grid.block)], first)
 
@@ -268,7 +268,7 @@ class _Specs(NamedTuple):
 
 
 def _specs(grid: TritonGrid) -> tuple[_Specs, _Specs]:
-    """Returns the parts of a cell's own block, and those of the whole row."""
+    """Returns the parts for a cell's own block, and for the whole row."""
 
     def parts(length: int, block: Callable[[Any], Any]) -> _Specs:
         return _Specs(

@@ -91,7 +91,7 @@ class Pooler(nnx.Module):
 
 
 class AttentionPooling(nnx.Module):
-    """Scores the positions of a sequence for their weighted mean: a learned query [D] against a key of each position.
+    """Scores a sequence's positions for their weighted mean: a learned query [D] against a key of each position.
 
     attention_dot       the key is the hidden state h: q.h (the dot score of Luong et al. 2015, section 3.1)
     attention_additive  the key is tanh(W h + b): q.tanh(W h + b) (Bahdanau et al. 2015, appendix A.1.2, without a

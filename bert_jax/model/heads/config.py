@@ -1,4 +1,4 @@
-"""The choice of heads of a model: what a checkpoint's config.json stores under `heads`."""
+"""A model's choice of heads, which a checkpoint's config.json stores under `heads`."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -33,7 +33,7 @@ class SpanHeads:
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of a model. Counts of outputs are 0 if it lacks the head.
+    """A model's heads. Counts of outputs are 0 if it lacks the head.
 
     | field | the head |
     |---|---|

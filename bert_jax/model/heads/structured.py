@@ -136,7 +136,7 @@ class CRF(nnx.Module):
     def score(
         self, logits: Logits, tags: Ids, tagged: Tagged, sequence_ids: Ids, allowed: Allowed | None = None
     ) -> Float[Array, "B"]:
-        """Computes s(X, y) of Lample et al.: the sum of the tags' logits and of the transitions between them."""
+        """Sums the tags' logits and the transitions between them: s(X, y) of Lample et al."""
         classes = logits.shape[-1]
         transitions, start, end = self._scores(allowed)
         before = _tagged_before(tagged)
@@ -155,7 +155,7 @@ class CRF(nnx.Module):
     def log_partition(
         self, logits: Logits, tagged: Tagged, sequence_ids: Ids, allowed: Allowed | None = None
     ) -> Float[Array, "B"]:
-        """Computes the logarithm of the sum of exp(score) over all paths, by the forward algorithm."""
+        """Computes log-sum-exp of the scores over all paths, by the forward algorithm."""
         return self._forward(logits, tagged, sequence_ids, allowed, jax.nn.logsumexp)[0]
 
     def decode(
@@ -178,7 +178,7 @@ class CRF(nnx.Module):
     def _scores(
         self, allowed: Allowed | None
     ) -> tuple[Float[Array, "C C"], Float[Array, "#B C"], Float[Array, "#B C"]]:
-        """Returns the scores of transitions, of first and of last tags."""
+        """Returns the scores of transitions, first and last tags."""
         scores = self.transitions[...], self.start[...][None], self.end[...][None]
         if allowed is None:
             return scores
@@ -273,17 +273,17 @@ class SpanVectors(nnx.Module):
 
 
 class SpanClassifier(Network):
-    """Float32 logits of each span's class, or one logit of whether it is a span at all, from a two-layer network."""
+    """A two-layer network: float32 logits of each span's class, or one logit of whether it is a span at all."""
 
     def __init__(self, config: ModelConfig, classes: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:
         super().__init__(config, PARTS * config.width, classes, runtime=runtime, key=key)
 
 
 class SpanPairs(Network):
-    """Float32 logits of the relation of a span g to another g', from a two-layer network over [g; g'; g * g'].
+    """A two-layer network over [g; g'; g * g']: float32 logits of the relation from span g to span g'.
 
-    The vector of a pair is that of Lee et al. 2017, section 4.1, without features. For relations, with class 0 for
-    none, it is used as in Luan et al. 2018, section 3.
+    The vector follows Lee et al. 2017, section 4.1, without features, and its use for relations, with class 0 for none,
+    Luan et al. 2018, section 3.
     """
 
     def __init__(self, config: ModelConfig, classes: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:
@@ -306,8 +306,8 @@ def choose_spans(
 ) -> tuple[Int[Array, "B P"], Int[Array, "B P"], Bool[Array, "B P"]]:
     """Chooses the P = count best possible spans by score: first positions, lengths, and whether each is real.
 
-    They are sorted, best first. A row may have fewer real spans; P is at most the number of entries of a row. Relations
-    are predicted between these spans only (Lee et al. 2017, section 5).
+    They are sorted, best first. A row may have fewer real spans; P is at most T times K. Relations are predicted
+    between these spans only (Lee et al. 2017, section 5).
     """
     flat = jnp.where(possible, scores, -jnp.inf).reshape(scores.shape[0], -1)
     best, places = jax.lax.top_k(flat, min(count, flat.shape[1]))

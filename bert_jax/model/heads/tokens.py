@@ -143,7 +143,7 @@ class Generator(nnx.Module):
         tokens: Float[Array, "V E"],
         dropout_key: DropoutKey,
     ) -> Float[Array, "B M V"]:
-        """Returns float32 logits of the tokens at M positions of each row."""
+        """Returns float32 token logits at M positions of each row."""
         hidden, places = embedded, (batch.sequence_ids, batch.positions, masked_positions)
         if self.config.embedding_width:
             hidden = self.projection(embedded)
