@@ -127,6 +127,7 @@ class RelativeTable(nnx.Module):
         query = query * (1.0 / math.sqrt(query.shape[-1]))
         table = self.table[...].astype(query.dtype)
         by_distance = jnp.einsum("bqnh,kh->bnqk", query, table, precision=precision, preferred_element_type=jnp.float32)
+        # Distances beyond the limit share the last vector.
         behind = jnp.clip(query_positions[:, :, None] - key_positions[:, None, :], -self.distance, self.distance)
         # A one-hot matmul, for the reason in transformer.gather_positions.
         chosen = jax.nn.one_hot(behind + self.distance, table.shape[0], dtype=jnp.float32)

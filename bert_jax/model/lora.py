@@ -104,6 +104,7 @@ def merge(config: ModelConfig, params: Mapping[str, np.ndarray]) -> tuple[ModelC
         change = np.float32(config.lora.scale) * (narrow @ wide)  # [L, in, out]
         path, part = kernel_of(matrix)
         kernel = np.array(merged[path])
+        # A view of the matrix, so that the addition changes the copied kernel.
         view = kernel if part is None else kernel[:, :, part]
         view += change.reshape(view.shape)
         merged[path] = kernel

@@ -67,6 +67,7 @@ def look_up_by_gather(
 
 
 def _look_up_forward(table: Array, rows: Array, gradient_dtype: str) -> tuple[Array, tuple[Array, Array]]:
+    # The empty array carries the table's length and dtype to the backward pass.
     return table[rows], (rows, jnp.zeros((len(table), 0), table.dtype))
 
 

@@ -61,6 +61,7 @@ class LayerSelection:
 
     def of(self, encoded: Encoded, layers: int) -> Float[Array, "B T W"]:
         """Combines the selected states of every position, in float32."""
+        # The embeddings and the last layer are always there, the others only after encode(all_layers=True).
         states = {0: encoded.embeddings, layers: encoded.last}
         if encoded.layers is not None:
             states |= {depth + 1: encoded.layers[depth] for depth in range(layers)}

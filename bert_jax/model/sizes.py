@@ -133,6 +133,7 @@ def with_options(model: ModelConfig, options: ModelOptions) -> ModelConfig:
     """
     given = given_fields(options)
     changed = dataclasses.replace(model, **given)
+    # A preset may have fields without effect in the changed model; a recipe may only set them to their defaults.
     for name, needed in without_effect(vars(changed)).items():
         if name in given and given[name] != getattr(ModelConfig, name):
             raise UserError(

@@ -59,7 +59,7 @@ class FeedForward(nnx.Module):
         """Maps the hidden states of each position; adapters drop out by the seeds."""
         inner = adapted(self, "input", self.input(hidden), hidden, seeds)
         inner = self.runtime.placement.constrain("inner", inner)
-        output = functools.partial(self._output, seeds=seeds)
+        output: Callable[[Array], Array] = functools.partial(self._output, seeds=seeds)
         if operations(self.runtime).recomputes_activation:
             # A scan needs no protection from common subexpression elimination, and a barrier would be a copy.
             output = jax.checkpoint(output, prevent_cse=self.unrolled)
@@ -273,7 +273,7 @@ def split_layers(stacked: PyTree, sizes: tuple[int, ...]) -> list[PyTree]:
 class Encoded(NamedTuple):
     """Hidden states: the last layer's, the embeddings', and if asked for all layers', and attention maps.
 
-    If a norm follows the stack (pre-norm), `last` and the last of `layers` are taken after it, as in transformers.
+    If a norm follows the stack (pre-norm), `last` and the last of `layers` are taken after it.
     Attention maps are probabilities before dropout, by query and key.
     """
 
@@ -314,6 +314,7 @@ class Encoder(nnx.Module):
         keys, bias, stacked = self._inputs(hidden, sequence_ids, positions, dropout_key, unpacked)
         last, (layers, maps) = self._loop(hidden, keys, bias, stacked, self.config.layers, all_layers, attention_maps)
         if self.config.norm != "post":
+            # As in transformers, the last of all layers is taken after the final norm.
             last = self.final_norm(last)
             layers = None if layers is None else layers.at[-1].set(last)
         return Encoded(last, hidden, layers, maps)

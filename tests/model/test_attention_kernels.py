@@ -13,8 +13,9 @@ from attention import PLAIN, assert_equals_einsum, rows
 from families import FAMILIES, PACKED, SEPARATE, assert_same, losses_and_gradients
 
 from bert_jax.config import MeshConfig
-from bert_jax.model.attention import choice, layer
+from bert_jax.model.attention import choice, flash, layer
 from bert_jax.model.attention.choice import bands_save_work
+from bert_jax.model.attention.flash import flash_attention
 from bert_jax.model.attention.kernels import (
     KernelOptions,
     banded_attention,
@@ -23,6 +24,7 @@ from bert_jax.model.attention.kernels import (
     einsum_attention,
     splash_attention,
 )
+from bert_jax.model.attention.triton import triton_attention
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.embeddings import sequence_lengths, token_positions, visible_keys
@@ -31,16 +33,55 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.rows import SideBySideBatch, TaskBatch
 from bert_jax.train.sharding import OnMesh, make_mesh
 
+FEW, SEVERAL = 512, 128  # positions of flash's largest block
+# The kernel, positions, window, causality, dropout rate, head width and flash's largest block.
+CASES = [
+    (banded_attention, 75, 20, True, 0.0, 8, FEW),
+    (splash_attention, 130, 7, True, 0.0, 8, FEW),
+    (flash_attention, 130, 7, True, 0.1, 16, FEW),
+    (triton_attention, 100, 7, True, 0.1, 16, FEW),
+]
+SLOW_CASES = [
+    (banded_attention, 75, 3, False, 0.0, 8, FEW),
+    (banded_attention, 16, 5, False, 0.0, 8, FEW),
+    (splash_attention, 33, 0, False, 0.0, 8, FEW),
+    (splash_attention, 33, 0, True, 0.0, 8, FEW),
+    (splash_attention, 256, 7, False, 0.0, 8, FEW),
+    # Blocks of 128, of 512, and of 512 keys and 256 queries.
+    (splash_attention, 600, 0, True, 0.0, 8, FEW),
+    (splash_attention, 1000, 64, False, 0.0, 8, FEW),
+    (splash_attention, 2500, 64, False, 0.0, 8, FEW),
+    (splash_attention, 2500, 200, True, 0.0, 8, FEW),
+    # Heads that fill the lanes have the other layout.
+    (splash_attention, 130, 7, True, 0.0, 128, FEW),
+    (splash_attention, 600, 64, False, 0.0, 128, FEW),
+    (flash_attention, 33, 0, False, 0.0, 8, FEW),
+    (flash_attention, 6, 0, False, 0.1, 8, FEW),
+    (flash_attention, 300, 0, False, 0.1, 8, SEVERAL),  # three blocks of keys for each block of queries
+    (flash_attention, 300, 0, True, 0.5, 8, SEVERAL),
+    (flash_attention, 400, 20, False, 0.1, 8, FEW),  # three of four blocks
+    (flash_attention, 600, 130, True, 0.1, 8, FEW),
+    (triton_attention, 6, 0, False, 0.1, 16, FEW),
+    (triton_attention, 33, 0, False, 0.0, 32, FEW),
+    (triton_attention, 128, 0, False, 0.5, 64, FEW),
+    (triton_attention, 150, 0, False, 0.1, 16, FEW),  # three blocks, the last of which is not full
+    (triton_attention, 200, 20, True, 0.3, 16, FEW),
+    (triton_attention, 256, 0, False, 0.1, 64, FEW),
+]
+
 
 @pytest.mark.parametrize(
-    ("slots", "window", "causal"),
-    [(75, 20, True), *(pytest.param(*case, False, marks=pytest.mark.slow) for case in ((75, 3), (16, 5)))],
+    ("kernel", "slots", "window", "causal", "rate", "width", "largest_block"),
+    CASES + [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES],
 )
-def test_banded_equals_einsum(slots, window, causal):
-    (heads, sequence_ids), options = rows(slots), dataclasses.replace(PLAIN, window=window, causal=causal)
-    assert_equals_einsum(
-        lambda heads: banded_attention(heads, sequence_ids, None, options), heads, sequence_ids, options
-    )
+def test_a_kernel_equals_einsum_with_the_same_seeds(
+    kernel, slots, window, causal, rate, width, largest_block, monkeypatch
+):
+    monkeypatch.setattr(flash, "LARGEST_BLOCK", largest_block)
+    (heads, sequence_ids), seeds = rows(slots, width), row_seeds(jax.random.key(9), (), 2)
+    options = dataclasses.replace(PLAIN, window=window, causal=causal, dropout_rate=rate)
+    attend = functools.partial(kernel, sequence_ids=sequence_ids, seeds=seeds, options=options)
+    assert_equals_einsum(attend, heads, sequence_ids, options, seeds)
 
 
 def test_bands_have_fewer_scores_than_the_square():
@@ -64,27 +105,6 @@ def test_dropout_in_bands_falls_on_the_probabilities():
     assert float(jnp.std(sums)) > 0.01
     # As for einsum_attention: the standard error of the mean is under 0.02. Five of them.
     assert abs(float(sums.mean()) - 1) < 0.1
-
-
-# Blocks of 128, of 512, and of 512 keys and 256 queries.
-SEVERAL_BLOCKS = ((600, 0, True), (1000, 64, False), (2500, 64, False), (2500, 200, True))
-
-
-@pytest.mark.parametrize(
-    ("slots", "window", "causal", "width"),
-    [
-        (130, 7, True, 8),
-        *(pytest.param(*case, 8, marks=pytest.mark.slow) for case in ((33, 0, False), (33, 0, True), (256, 7, False))),
-        *(pytest.param(*case, 8, marks=pytest.mark.slow) for case in SEVERAL_BLOCKS),
-        # Heads that fill the lanes have the other layout.
-        *(pytest.param(*case, 128, marks=pytest.mark.slow) for case in ((130, 7, True), (600, 64, False))),
-    ],
-)
-def test_splash_equals_einsum(slots, window, causal, width):
-    (heads, sequence_ids), options = rows(slots, width), dataclasses.replace(PLAIN, window=window, causal=causal)
-    assert_equals_einsum(
-        lambda heads: splash_attention(heads, sequence_ids, None, options), heads, sequence_ids, options
-    )
 
 
 @pytest.mark.parametrize(("width", "last"), [(64, "positions"), (128, "width"), (192, "positions"), (256, "width")])
@@ -213,10 +233,10 @@ def test_cudnn_needs_no_mask_for_rows_of_one_sequence(family, batch, with_mask, 
 
 
 # Relative positions are for einsum alone, of the others only ModernBERT has windows. cuDNN takes unpacked rows apart.
-CASES = [("banded", "modernbert", True)] + [
+MODELS = [("banded", "modernbert", True)] + [
     (kernel, family, True) for kernel in ("flash", "triton") for family in ("bert", "modernbert")
 ]
-CASES += [
+MODELS += [
     (kernel, family, packed)
     for kernel, packed in (("splash", True), ("cudnn", True), ("cudnn", False))
     for family, model in FAMILIES.items()
@@ -225,7 +245,7 @@ CASES += [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kernel", "family", "packed"), CASES)
+@pytest.mark.parametrize(("kernel", "family", "packed"), MODELS)
 def test_losses_and_gradients_of_every_family_are_those_of_einsum(kernel, family, packed, monkeypatch):
     """Law 5's batches and losses: one or several sequences a row, padding, a length that is no multiple of anything."""
     wanted = losses_and_gradients(family, "scan", packed)

@@ -7,7 +7,7 @@ of scores for layers with a window. cuDNN (NVIDIA GPUs) and splash (TPUs) never 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -212,7 +212,7 @@ def cudnn_attention(heads: Heads, visible: Bool[Array, "B 1 Q T"], options: Kern
     query, key, value = map(_even, heads)
     visible = jnp.pad(visible, ((0, 0), (0, 0), (0, 0), (0, length % 2)))
     visible = jnp.pad(visible, ((0, 0), (0, 0), (0, queries % 2), (0, 0)), constant_values=True)
-    library = "xla" if options.interpret else "cudnn"
+    library: Literal["xla", "cudnn"] = "xla" if options.interpret else "cudnn"
     return jax.nn.dot_product_attention(query, key, value, mask=visible, implementation=library)[:, :queries]
 
 

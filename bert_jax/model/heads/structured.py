@@ -143,6 +143,7 @@ class CRF(nnx.Module):
         first = _first_of_chain(tagged, sequence_ids)
         last = _first_of_chain(tagged[:, ::-1], sequence_ids[:, ::-1])[:, ::-1]
         inner = tagged & ~first
+        # One-hot matmuls, since the gradient of a look-up would be a scatter.
         chosen = jax.nn.one_hot(tags, classes) * tagged[..., None]
         previous = jax.nn.one_hot(jnp.take_along_axis(tags, before, axis=1), classes) * inner[..., None]
         return (
@@ -166,6 +167,7 @@ class CRF(nnx.Module):
         transitions, _, end = self._scores(allowed)
 
         def back(tag: Array, position: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+            # The best tag before this position; before the first tag of a chain, the best end of the chain before.
             before, tagged, first = position
             leaving = jnp.where(first[:, None], end, transitions.T[tag])
             return jnp.where(tagged, (before + leaving).argmax(axis=-1), tag), jnp.where(tagged, tag, 0)
