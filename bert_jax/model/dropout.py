@@ -1,12 +1,12 @@
 """Dropout and other noise by a counter-based hash: a mask depends only on a seed and on the index in the array.
 
-A mask is neither stored nor communicated. XLA fuses its computation into the elementwise work around it, the backward
+A mask is neither stored nor communicated: XLA fuses its computation into the elementwise work around it, the backward
 pass recomputes it, and a sharded array gets the mask of the whole array. Threefry, the default of jax.random, needs
 about a hundred integer operations for a number; here it only seeds each row, and a hash of two rounds does the rest.
 
-The last part has random numbers for the positions of sequences, which depend neither on the row nor on what else is in
-it. A packed row gets the samples that its sequences get in rows of their own, with any padding. In training the seed is
-that of the step, and a sequence is known by its number in the batch; in evaluation, by its tokens.
+The last part has noise for sequences, which depends neither on the row nor on its other sequences, so a packed row gets
+the samples of its sequences in separate padded rows. Their seed comes from the step and the sequence's number in the
+batch (training) or from its tokens (evaluation).
 """
 
 import functools
@@ -17,7 +17,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.model.runtime import ALONE, Placement
 
+Seeds = UInt32[Array, "B 2"] | None  # of the rows; None in evaluation
+DropoutKey = PRNGKeyArray | None  # None in evaluation
 SEED_WORDS = 2
+_FIRST, _SECOND = 0x85EBCA6B, 0xC2B2AE35  # the factors of fmix32
 # In the numbering of elements, axes of positions have at least this length. With 256 heads a row then has 2^32.
 LEAST_POSITIONS = 4096
 
@@ -25,7 +28,7 @@ LEAST_POSITIONS = 4096
 def row_seeds(
     key: PRNGKeyArray, shape: tuple[int, ...], rows: int, placement: Placement = ALONE
 ) -> UInt32[Array, "*shape B 2"]:
-    """Returns seeds for `rows` rows of each of `shape` dropout sites. The placement names the rows of the batch."""
+    """Returns seeds for `rows` rows at `shape` dropout sites; the placement says which rows these are."""
     first, every = placement.row_numbers(rows)
     seeds = jax.random.bits(key, (*shape, every, SEED_WORDS), jnp.uint32)
     return jax.lax.dynamic_slice_in_dim(seeds, first, rows, axis=len(shape)) if every > rows else seeds
@@ -34,15 +37,15 @@ def row_seeds(
 def dropout(
     x: Float[Array, "B *shape"],
     rate: float,
-    seeds: UInt32[Array, "B 2"] | None,
+    seeds: Seeds,
     *,
     position_axes: int = 0,
     again: bool = False,
 ) -> Float[Array, "B *shape"]:
     """Zeroes elements with probability `rate`, scales the others by 1 / (1 - rate) (Srivastava et al. 2014).
 
-    Nothing happens when rate is 0 or seeds is None (evaluation). `position_axes` is as in keep_mask. With `again` the
-    compiler cannot keep the mask for the backward pass, which then always computes it again.
+    Without seeds (evaluation) it returns x. `position_axes` is as in random_bits. With `again` the backward pass always
+    recomputes the mask: the compiler cannot keep it.
     """
     return x if seeds is None or rate == 0 else _dropout(x, seeds, rate, position_axes, again)
 
@@ -50,10 +53,7 @@ def dropout(
 def keep_mask(
     seeds: UInt32[Array, "B 2"], shape: tuple[int, ...], rate: float, position_axes: int = 0
 ) -> Bool[Array, "B *shape"]:
-    """Returns True with probability 1 - rate (to 2^-32), for an array of `shape`, whose first axis is the seeds'.
-
-    position_axes is as in random_bits.
-    """
+    """Returns which elements dropout keeps: each with probability 1 - rate (to 2^-32). See random_bits for `shape`."""
     return keeps(random_bits(seeds, shape, position_axes), rate)
 
 
@@ -63,15 +63,15 @@ def keeps(bits: UInt32[Array, "*shape"], rate: float) -> Bool[Array, "*shape"]:
 
 
 def gumbel(seeds: UInt32[Array, "*seeded 2"], shape: tuple[int, ...]) -> Float[Array, "..."]:
-    """Standard Gumbel noise, float32, for an array of `shape`, whose first axes are the seeds'.
+    """Returns standard Gumbel noise, float32, as random_bits does.
 
-    The argmax of logits with this noise is a sample of their softmax (Gumbel 1954; Maddison et al. 2014).
+    The argmax of logits plus this noise is a sample of their softmax (Gumbel 1954; Maddison et al. 2014).
     """
     return -jnp.log(-jnp.log(uniform(seeds, shape)))
 
 
 def uniform(seeds: UInt32[Array, "*seeded 2"], shape: tuple[int, ...]) -> Float[Array, "..."]:
-    """Uniform numbers, neither 0 nor 1, float32, for an array of `shape`, whose first axes are the seeds'."""
+    """Returns uniform numbers between 0 and 1, exclusive, float32, as random_bits does."""
     bits = random_bits(seeds, shape) >> 8  # as many as a float32 holds exactly
     # The largest number would round to 1, whose Gumbel noise is infinite.
     return jnp.minimum((bits.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-24), jnp.float32(1 - 2.0**-24))
@@ -80,18 +80,17 @@ def uniform(seeds: UInt32[Array, "*seeded 2"], shape: tuple[int, ...]) -> Float[
 def random_bits(
     seeds: UInt32[Array, "*seeded 2"], shape: tuple[int, ...], position_axes: int = 0
 ) -> UInt32[Array, "..."]:
-    """32 random bits for each element of an array of `shape`, whose first axes are the seeds', with others after them.
+    """Returns 32 random bits for each element of an array of `shape`, whose first axes are those of the seeds.
 
-    The last `position_axes` axes are positions of a row: an element's mask does not depend on the length, up to
-    LEAST_POSITIONS, that the row is padded to. Rows have up to 2^32 elements.
+    The last `position_axes` axes are positions of a row: an element's mask does not depend on the padded length, up to
+    LEAST_POSITIONS. Rows have up to 2^32 elements.
 
     Each line of the last axis has two words: two rounds of fmix32 (the 32-bit finalizer of MurmurHash3, A. Appleby,
     public domain) over the line's number, with a word of the seed before each round. An element takes one more round
     over its index in the line, with the line's first word before it and the second between its two products.
     """
-    first, second = jax.lax.optimization_barrier(
-        line_words(seeds, shape, position_axes)
-    )  # otherwise XLA recomputes them for each element
+    # Without the barrier XLA recomputes the words for each element.
+    first, second = jax.lax.optimization_barrier(line_words(seeds, shape, position_axes))
     index = jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
     return element_bits(index, first[..., None], second[..., None])
 
@@ -99,10 +98,9 @@ def random_bits(
 def element_bits(
     index: UInt32[Array, "*#shape"], first: UInt32[Array, "*#shape"], second: UInt32[Array, "*#shape"]
 ) -> UInt32[Array, "*shape"]:
-    """32 random bits for each element, from its index in the last axis of random_bits and the two words of its line.
+    """Returns random bits by the index in random_bits' last axis and its line's two words, broadcast.
 
-    The arguments are broadcast to each other. Kernels that compute their own masks call this
-    (attention/flash.py).
+    Kernels that compute their own masks call this (attention/kernels.py).
     """
     return (_first_half(index ^ first) ^ second) * jnp.uint32(_SECOND)
 
@@ -110,11 +108,10 @@ def element_bits(
 def line_words(
     seeds: UInt32[Array, "*seeded 2"], shape: tuple[int, ...], position_axes: int
 ) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
-    """Returns the two words of each line of the last axis of random_bits."""
-    lines = shape[:-1]
-    number = jnp.zeros(lines, jnp.uint32)
-    stride = 1
-    seeded = tuple(range(seeds.ndim - 1))
+    """Returns the two words of each line of random_bits' last axis."""
+    lines, seeded = shape[:-1], tuple(range(seeds.ndim - 1))
+    # Lines are numbered within the axes that the seeds lack, as in a C array.
+    number, stride = jnp.zeros(lines, jnp.uint32), 1
     for axis in range(len(lines) - 1, len(seeded) - 1, -1):
         number += jax.lax.broadcasted_iota(jnp.uint32, lines, axis) * jnp.uint32(stride % 2**32)
         stride *= max(lines[axis], LEAST_POSITIONS) if axis >= len(shape) - position_axes else lines[axis]
@@ -125,11 +122,8 @@ def line_words(
 def mix_seeds(
     number: UInt32[Array, "*shape"], one: UInt32[Array, "*shape"], other: UInt32[Array, "*shape"]
 ) -> tuple[UInt32[Array, "*shape"], UInt32[Array, "*shape"]]:
-    """Two words of 32 bits from a number and the two words of a seed."""
+    """Hashes a number and the two words of a seed to two words."""
     return _mix(_mix(number ^ one) ^ other), _mix(_mix(number ^ other) ^ one)
-
-
-_FIRST, _SECOND = 0x85EBCA6B, 0xC2B2AE35  # the factors of fmix32
 
 
 def _first_half(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
@@ -138,7 +132,7 @@ def _first_half(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
 
 
 def _mix(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
-    """The finalizer fmix32 of MurmurHash3 (A. Appleby, public domain)."""
+    """Computes fmix32 (random_bits)."""
     bits = _first_half(bits) * jnp.uint32(_SECOND)
     return bits ^ (bits >> 16)
 
@@ -162,14 +156,14 @@ _dropout.defvjp(_forward, _backward)
 
 
 def sequence_numbers(sequence_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """The number from 0 of each position's sequence among all of a batch, in the order of its rows."""
+    """Numbers the sequences of a batch from 0, at each position, in the order of its rows."""
     counts = sequence_ids.max(axis=1)
     before = jnp.cumsum(counts) - counts
     return before[:, None] + jnp.maximum(sequence_ids - 1, 0)
 
 
 def numbered_seeds(key: PRNGKeyArray, sequence_ids: Int[Array, "B T"]) -> UInt32[Array, "B T 2"]:
-    """Seeds of sequences by the key and their numbers in the batch, at each of their positions."""
+    """Seeds sequences by the key and their numbers in the batch, at each of their positions."""
     numbers = sequence_numbers(sequence_ids)
     words = jax.random.bits(key, (1, 1, SEED_WORDS), jnp.uint32)
     return derived_seeds(jnp.broadcast_to(words, (*numbers.shape, SEED_WORDS)), numbers)
@@ -178,14 +172,15 @@ def numbered_seeds(key: PRNGKeyArray, sequence_ids: Int[Array, "B T"]) -> UInt32
 def content_seeds(
     ids: Int[Array, "B T"], sequence_ids: Int[Array, "B T"], positions: Int[Array, "B T"]
 ) -> UInt32[Array, "B T 2"]:
-    """Seeds of sequences by their ids alone, at each of their positions."""
+    """Seeds sequences by their ids alone, at each of their positions."""
     tokens = jnp.broadcast_to(jnp.arange(1, SEED_WORDS + 1, dtype=jnp.uint32), (*ids.shape, SEED_WORDS))
     hashed = derived_seeds(derived_seeds(tokens, ids), positions)
+    # A sum over the positions of the sequence, so that their order in the row does not matter.
     same = sequence_ids[:, :, None] == sequence_ids[:, None, :]
     words = [jnp.where(same, hashed[:, None, :, word], 0).sum(axis=2, dtype=jnp.uint32) for word in range(SEED_WORDS)]
     return jnp.stack(words, axis=2)
 
 
 def derived_seeds(seeds: UInt32[Array, "B T 2"], numbers: Int[Array, "B T"]) -> UInt32[Array, "B T 2"]:
-    """Further seeds by a number each, such as the position in the sequence."""
+    """Derives seeds from others by a number, such as the position in the sequence."""
     return jnp.stack(mix_seeds(numbers.astype(jnp.uint32), seeds[..., 0], seeds[..., 1]), axis=2)

@@ -1,5 +1,5 @@
-"""Positions and embeddings: where packed sequences are, and which keys a query sees (TokenPositions, visible_keys);
-encodings of positions as vectors, rotations and attention biases; and the input of the first layer (Embeddings)."""
+"""Positions and embeddings: which keys a query sees (TokenPositions, visible_keys); encodings of positions as vectors,
+rotations and attention biases; and the input of the first layer (Embeddings)."""
 
 import dataclasses
 import math
@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Float32, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, Float32, Int, PRNGKeyArray
 
 from bert_jax.config import ModelConfig
 from bert_jax.config.model import RELATIVE
-from bert_jax.model.layers import Dense, LayerNorm, Shape, child_key, truncated_normal
+from bert_jax.model.dropout import Seeds
+from bert_jax.model.layers import Shape, child_key, dense, norm, truncated_normal
 from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
 from bert_jax.shapes import padded_vocabulary
@@ -26,19 +27,16 @@ _SINUSOID_BASE = 10_000.0  # Vaswani et al. 2017, section 3.5
 
 @dataclass(frozen=True)
 class TokenPositions:
-    """Where vectors are in their row: the position in the row, the sequence, and the position in the sequence.
-
-    unpacked   whether it is known before the batch is that each row holds one sequence at most, from the first
-               position on
-    """
+    """Where vectors are: their position in the row, their sequence, and their position in the sequence."""
 
     in_row: Int[Array, "B K"]
     sequence_ids: Int[Array, "B K"]
     in_sequence: Int[Array, "B K"]
+    # Whether rows are known, before the batch is, to hold at most one sequence, from the first position on.
     unpacked: bool = False
 
     def at(self, positions: Int[Array, "B K"]) -> "TokenPositions":
-        """Returns the entries at some positions of the row, where self covers the whole row."""
+        """Selects some positions of the row; self covers the whole row."""
         ids, numbers = (jnp.take_along_axis(part, positions, axis=1) for part in (self.sequence_ids, self.in_sequence))
         return dataclasses.replace(self, in_row=positions, sequence_ids=ids, in_sequence=numbers)
 
@@ -46,23 +44,23 @@ class TokenPositions:
 def token_positions(
     sequence_ids: Int[Array, "B T"], positions: Int[Array, "B T"], unpacked: bool = False
 ) -> TokenPositions:
-    """Returns the TokenPositions of whole rows, from the fields of a batch."""
+    """Makes whole rows' TokenPositions from a batch's fields."""
     in_row = jax.lax.broadcasted_iota(jnp.int32, sequence_ids.shape, 1)
     return TokenPositions(in_row, sequence_ids, positions, unpacked)
 
 
 def is_unpacked(batch: Any) -> bool:
-    """Returns the `unpacked` of a batch (TokenPositions); False for a batch that does not have it."""
+    """Returns a batch's `unpacked` (TokenPositions); False if it has none."""
     return getattr(batch, "unpacked", False)
 
 
 def visible_keys(
     queries: TokenPositions, keys: TokenPositions, *, window: int = 0, causal: bool = False
 ) -> Bool[Array, "B 1 Q T"]:
-    """Returns which keys a query sees: those of its own sequence, and where causal none after the query.
+    """Returns which keys a query sees: those of its own sequence, at most `window` positions away unless that is 0.
 
-    Unless `window` is 0, keys are at most so many positions away.
-    Padding (sequence id 0) sees padding alone: no real query sees it, and its own softmax is over something.
+    If causal, it sees none after itself. Padding (sequence id 0) sees padding alone: no real query sees it, and its own
+    softmax is over something.
     """
     visible = queries.sequence_ids[:, :, None] == keys.sequence_ids[:, None, :]
     ahead = keys.in_row[:, None, :] - queries.in_row[:, :, None]
@@ -74,12 +72,10 @@ def visible_keys(
 
 
 def sequence_lengths(rows: TokenPositions) -> Int[Array, "B"]:
-    """Returns the number of positions of each unpacked row that a query may see, at least 1.
+    """Counts the positions of each unpacked row that a query may see, i.e. those before the padding.
 
-    Those are the positions that are not padding. In a row of padding alone it is the first one, so that no softmax is
-    over nothing.
+    Of a row of padding alone it is 1, so that no softmax is over nothing.
     """
-    assert rows.unpacked
     return jnp.maximum((rows.sequence_ids > 0).sum(axis=1, dtype=jnp.int32), 1)
 
 
@@ -92,7 +88,7 @@ def sinusoids(length: int, width: int) -> Float32[np.ndarray, "T D"]:
 def rotate(vectors: Float[Array, "B K N H"], positions: Int[Array, "B K"], base: float) -> Float[Array, "B K N H"]:
     """Rotates coordinates i and i + H/2 by an angle that grows with the position (Su et al. 2021, section 3.4.2).
 
-    The pairing of halves is that of GPT-NeoX and ModernBERT. Computed in float32.
+    Halves are paired as in GPT-NeoX and ModernBERT. Computed in float32.
     """
     speeds = rotation_speeds(vectors.shape[-1], base)
     angles = (positions[:, :, None].astype(jnp.float32) * speeds[None, None])[:, :, None]
@@ -103,18 +99,18 @@ def rotate(vectors: Float[Array, "B K N H"], positions: Int[Array, "B K"], base:
 
 
 def rotation_speeds(width: int, base: float) -> Float32[np.ndarray, "K"]:
-    """Returns the angle by which each pair of coordinates rotates from one position to the next: base^(-2i/H).
-
-    Rounded to float32 where transformers rounds, after the power and after the division: at position 8,000 the last
-    bit of a speed changes the angle by 3e-4.
-    """
+    """Returns the angles by which pairs of coordinates rotate from one position to the next: base^(-2i/H)."""
+    # Rounded to float32 where transformers rounds, after the power and after the division: at position 8,000 the last
+    # bit of a speed changes the angle by 3e-4.
     powers = np.power(float(base), np.arange(0, width, 2) / width).astype(np.float32)
     return np.float32(1) / powers
 
 
 class RelativeTable(nnx.Module):
-    """A vector for each distance up to k, whose product with the query is added to the score (Shaw et al. 2018,
-    section 3.2): table [*stack, 2k+1, H]. For keys only: section 4.3 finds that vectors for values add nothing."""
+    """Vectors for distances up to k, whose product with the query is added to the score: table [*stack, 2k+1, H].
+
+    Shaw et al. 2018, section 3.2. For keys only: section 4.3 finds that vectors for values add nothing.
+    """
 
     def __init__(self, config: ModelConfig, *, key: PRNGKeyArray, stack: Shape) -> None:
         self.distance = config.relative_distance
@@ -128,24 +124,20 @@ class RelativeTable(nnx.Module):
         key_positions: Int[Array, "#B T"],
         precision: jax.lax.Precision,
     ) -> Float[Array, "B N Q T"]:
-        """Returns the float32 bias of the scaled scores.
-
-        Positions that are the same in each row are given once (B = 1).
-        """
+        """Returns the float32 bias of the scaled scores. Positions that all rows share are given once (B = 1)."""
         query = query * (1.0 / math.sqrt(query.shape[-1]))
         table = self.table[...].astype(query.dtype)
         by_distance = jnp.einsum("bqnh,kh->bnqk", query, table, precision=precision, preferred_element_type=jnp.float32)
+        # Distances beyond the limit share the last vector.
         behind = jnp.clip(query_positions[:, :, None] - key_positions[:, None, :], -self.distance, self.distance)
         # A one-hot matmul, for the reason in transformer.gather_positions.
         chosen = jax.nn.one_hot(behind + self.distance, table.shape[0], dtype=jnp.float32)
-        if chosen.shape[0] == 1:
-            return jnp.einsum("bnqk,qtk->bnqt", by_distance, chosen[0], precision=jax.lax.Precision.HIGHEST)
-        return jnp.einsum("bnqk,bqtk->bnqt", by_distance, chosen, precision=jax.lax.Precision.HIGHEST)
+        pattern, chosen = ("bnqk,qtk->bnqt", chosen[0]) if chosen.shape[0] == 1 else ("bnqk,bqtk->bnqt", chosen)
+        return jnp.einsum(pattern, by_distance, chosen, precision=jax.lax.Precision.HIGHEST)
 
 
 class DistanceBuckets(nnx.Module):
-    """A bias for each head and bucket of distances, shared by all layers (Raffel et al. 2020, section 2.1): table
-    [32, N]."""
+    """A bias for each head and bucket of distances: table [32, N] for all layers (Raffel et al. 2020, section 2.1)."""
 
     def __init__(self, config: ModelConfig, *, key: PRNGKeyArray) -> None:
         shape = (BUCKETS, config.heads)
@@ -153,7 +145,6 @@ class DistanceBuckets(nnx.Module):
         self.distance = config.relative_distance
 
     def __call__(self, query_positions: Int[Array, "B Q"], key_positions: Int[Array, "B T"]) -> Float[Array, "B N Q T"]:
-        """Returns the float32 bias of the scores."""
         ahead = key_positions[:, None, :] - query_positions[:, :, None]
         # A one-hot matmul, for the reason in transformer.gather_positions.
         chosen = jax.nn.one_hot(distance_bucket(ahead, self.distance), BUCKETS, dtype=jnp.float32)
@@ -161,11 +152,9 @@ class DistanceBuckets(nnx.Module):
 
 
 def distance_bucket(ahead: Int[Array, "*shape"], longest: int) -> Int[Array, "*shape"]:
-    """Returns the bucket of a distance, key minus query (Raffel et al. 2020, as in the code of mesh-tensorflow).
-
-    Each direction has half of the buckets. Half of those hold single distances, and the others ranges that grow by a
-    constant factor up to `longest`.
-    """
+    """Returns the bucket of a distance, key minus query (Raffel et al. 2020, as mesh-tensorflow computes it)."""
+    # Each direction has half of the buckets. Half of those hold single distances, and the others ranges that grow by a
+    # constant factor up to `longest`.
     side = BUCKETS // 2
     exact = side // 2
     distances = np.arange(max(longest, exact) + 1)
@@ -175,16 +164,19 @@ def distance_bucket(ahead: Int[Array, "*shape"], longest: int) -> Int[Array, "*s
     return buckets[jnp.minimum(jnp.abs(ahead), len(distances) - 1)] + jnp.where(ahead > 0, side, 0)
 
 
-# By model.relative, the modules that add a bias to the scores of every layer; add_attention_bias adds to them.
+# The modules of model.relative that add a bias to the scores of every layer; add_attention_bias adds to them.
 ATTENTION_BIASES: dict[str, Callable[..., nnx.Module]] = {"buckets": DistanceBuckets}
 
 
 def add_attention_bias(name: str, module: Callable[..., nnx.Module]) -> None:
     """Makes a bias of attention scores available as model.relative=NAME.
 
-    module(config, key=...) gives an nnx.Module, which all layers share. It is called with the query positions [1, T]
-    and the key positions [1, T] in the row, which are the same in each row, and returns the finite float32 bias
-    [1, N, T, T] that is added to the scaled scores. Attention then runs by einsum, since fused kernels take no bias.
+    Attention then runs by einsum, since fused kernels take no bias.
+
+    Args:
+        module: module(config, key=...) gives an nnx.Module, which all layers share. It is called with the query
+            positions [1, T] and the key positions [1, T] in the row, and returns the finite float32 bias [1, N, T, T]
+            of the scaled scores.
     """
     ATTENTION_BIASES[name] = module
     if name not in RELATIVE:
@@ -192,60 +184,48 @@ def add_attention_bias(name: str, module: Callable[..., nnx.Module]) -> None:
 
 
 class Embedding(nnx.Module):
-    """A table of vectors: table [entries, D]. Entries past `used` are padding and zero."""
+    """A table of vectors, [entries, D], padded with zeros to `padded` rows."""
 
-    def __init__(self, entries: int, width: int, *, used: int, deviation: float, key: PRNGKeyArray) -> None:
-        table = truncated_normal(child_key(key, "table"), (used, width), deviation)
-        self.table = nnx.Param(jnp.pad(table, ((0, entries - used), (0, 0))))
+    def __init__(
+        self, config: ModelConfig, entries: int, width: int = 0, *, padded: int = 0, key: PRNGKeyArray
+    ) -> None:
+        shape = (entries, width or config.table_width)
+        table = truncated_normal(child_key(key, "table"), shape, config.initializer_range)
+        self.table = nnx.Param(jnp.pad(table, ((0, max(padded - entries, 0)), (0, 0))))
 
 
 def token_table(config: ModelConfig, key: PRNGKeyArray) -> Embedding:
-    """Returns a vector for each token: table [V, E], V padded.
-
-    It serves the input, or the output where that is not tied.
-    """
-    used, entries = config.vocab_size, padded_vocabulary(config.vocab_size)
-    return Embedding(entries, config.table_width, used=used, deviation=config.initializer_range, key=key)
+    """Makes the token vectors, [V, E] with V padded, for the input or an untied output."""
+    return Embedding(config, config.vocab_size, padded=padded_vocabulary(config.vocab_size), key=key)
 
 
 class Embeddings(nnx.Module):
-    """The input of the first layer: token, position and segment embeddings, summed and normalized (Devlin et al. 2019,
-    section 3, figure 2).
+    """The input of the first layer: token, position and segment embeddings, summed and normalized.
 
-    Where model.embedding_width is set, a dense layer projects them to the width of the layers (Lan et al. 2020,
-    section 3.1). An encoder of two directions gets them twice, [x; x] (Peters et al. 2018, section 3.2).
+    Devlin et al. 2019, section 3, figure 2. With model.embedding_width a dense layer projects them to the width of the
+    layers (Lan et al. 2020, section 3.1). An encoder of two directions gets them twice, [x; x] (Peters et al. 2018,
+    section 3.2).
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
-        def embedding(name: str, entries: int) -> Embedding:
-            deviation = config.initializer_range
-            return Embedding(entries, config.table_width, used=entries, deviation=deviation, key=child_key(key, name))
-
         self.token = token_table(config, child_key(key, "token"))
         if config.positions == "learned":
             entries = config.max_positions + config.position_offset
-            self.position = embedding("position", entries)
+            self.position = Embedding(config, entries, key=child_key(key, "position"))
         if config.segment_types:
-            self.segment = embedding("segment", config.segment_types)
+            self.segment = Embedding(config, config.segment_types, key=child_key(key, "segment"))
         if config.embedding_norm:
-            epsilon = config.layer_norm_epsilon
-            self.norm = LayerNorm(config.table_width, epsilon=epsilon, runtime=runtime, bias=config.bias)
+            self.norm = norm(config, config.table_width, runtime=runtime)
         if config.embedding_width:
-            shapes, deviation = ((config.embedding_width,), (config.layer_width,)), config.initializer_range
-            own = child_key(key, "projection")
-            self.projection = Dense(*shapes, deviation=deviation, runtime=runtime, key=own, bias=config.bias)
+            widths = config.embedding_width, config.layer_width
+            self.projection = dense(config, *widths, runtime=runtime, key=child_key(key, "projection"))
         self.config = config
         self.runtime = runtime
 
     def vectors(
-        self,
-        input_ids: Int[Array, "B T"],
-        segment_ids: Int[Array, "B T"],
-        positions: Int[Array, "B T"],
-        seeds: UInt32[Array, "B 2"] | None,
+        self, input_ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"], positions: Int[Array, "B T"], seeds: Seeds
     ) -> Float[Array, "B T E"]:
-        """The normalized sum, in the width of the tables. Positions are below T: they restart in each sequence of a
-        row."""
+        """Returns the normalized sum, in the width of the tables. Positions restart in each sequence."""
         config, length = self.config, input_ids.shape[1]
         forms = operations(self.runtime)
         summed = self.token.table[...][input_ids]
@@ -262,12 +242,13 @@ class Embeddings(nnx.Module):
             summed += self.segment.table[...][None]
         elif config.segment_types:
             summed += forms.look_up(self.segment.table[...], segment_ids)
-        summed = forms.stored(summed)
+        if forms.narrows_embeddings:
+            summed = summed.astype(self.runtime.dtype)
         embedded = self.norm(summed) if config.embedding_norm else summed.astype(self.runtime.dtype)
         return forms.dropout(embedded, config.dropout, seeds)
 
     def project(self, vectors: Float[Array, "B T E"]) -> Float[Array, "B T D"]:
-        """The input of the first layer."""
+        """Returns the input of the first layer."""
         projected = self.projection(vectors) if self.config.embedding_width else vectors
         if self.config.directions > 1:
             projected = jnp.concatenate([projected] * self.config.directions, axis=-1)

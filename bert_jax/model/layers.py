@@ -16,24 +16,23 @@ from flax import nnx, traverse_util
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from bert_jax.config import ModelConfig
 from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
 
-# Checkpoints, name tables and the rules for decay and sharding all speak of a parameter by its path: the leaf of
+# Checkpoints, name tables and the rules for decay and sharding name a parameter by its path: the leaf of
 # {"encoder": {"norm": x}} is `encoder/norm`.
 SEPARATOR = "/"
+Shape = tuple[int, ...]
 
 
 def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the leaves of a nested dict by path, in the order of their paths."""
+    """Returns a nested dict's leaves by path, sorted."""
     return dict(sorted(traverse_util.flatten_dict(nested, sep=SEPARATOR).items()))
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the nested dict whose flat form this is.
-
-    Raises ValueError when one path is the folder of another.
-    """
+    """Returns the nested dict whose flat form this is. Raises ValueError if one path is the folder of another."""
     for path in flat:
         for end, letter in enumerate(path):
             if letter == SEPARATOR and path[:end] in flat:
@@ -41,24 +40,18 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
     return traverse_util.unflatten_dict(dict(flat), sep=SEPARATOR)
 
 
-Shape = tuple[int, ...]
-
-
 def child_key(key: PRNGKeyArray, name: str) -> PRNGKeyArray:
-    """Returns the key of a part by its name, so that no other part changes a parameter's initial value."""
+    """Derives a part's key by its name, so that no other part changes a parameter's initial value."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
 def truncated_normal(key: PRNGKeyArray, shape: Shape, deviation: float) -> Float[Array, "..."]:
-    """Returns normal values cut off at two deviations, not rescaled (google-research/bert, create_initializer)."""
+    """Samples a normal distribution cut off at two deviations, not rescaled (google-research/bert, modeling.py)."""
     return deviation * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 
 class Dense(nnx.Module):
-    """A matmul over the last axes of its input, and a bias unless it has none.
-
-    kernel [*stack, *in, *out], bias [*stack, *out]
-    """
+    """A matmul over the last axes of its input, and any bias: kernel [*stack, *in, *out], bias [*stack, *out]."""
 
     def __init__(
         self,
@@ -103,7 +96,20 @@ class LayerNorm(nnx.Module):
         return normal if bias is None else normal + _by_row(bias, x.ndim)
 
 
+def dense(config: ModelConfig, inputs: int, outputs: int = 0, *, runtime: Runtime, key: PRNGKeyArray) -> Dense:
+    """Makes a dense layer to the model's width or to `outputs`; it has a bias if the encoder's layers do."""
+    shapes, deviation = ((inputs,), (outputs or config.width,)), config.initializer_range
+    return Dense(*shapes, deviation=deviation, runtime=runtime, key=key, bias=config.bias)
+
+
+def norm(config: ModelConfig, width: int = 0, *, runtime: Runtime, stack: Shape = ()) -> LayerNorm:
+    """Makes a norm over the model's width or another; it has a bias if the encoder's layers do."""
+    epsilon = config.layer_norm_epsilon
+    return LayerNorm(width or config.width, epsilon=epsilon, runtime=runtime, stack=stack, bias=config.bias)
+
+
 def _by_row(vector: Float[Array, " D"], axes: int) -> Float[Array, "..."]:
+    # Rank promotion is off, so a vector gets the axes of the array that it scales.
     return jnp.expand_dims(vector, range(axes - 1))
 
 
@@ -116,37 +122,30 @@ def layer_norm_narrow(
     dtype: str,
     split: bool = False,
 ) -> Float[Array, "*shape D"]:
-    """Applies layer normalization in float32 to what is stored in less; the result has dtype.
-
-    Both sums are of one pass, which XLA does within the product before; with a mean of 100 deviations that loses
-    nothing yet that bfloat16 has not lost of x. The backward pass keeps x and two numbers a row, where autodiff would
-    keep three float32 arrays.
+    """Applies layer normalization in float32 to an array that is stored in fewer bits; the result has `dtype`.
 
     With `split` the backward pass computes its two sums over the width first, in a kernel of their own. The kernel that
-    reads them then also has the gradients of scale and bias, and of what was added before the norm, which a kernel
-    that computes everything of a row cannot have: it would not see whole columns.
+    reads them can then include the gradients of scale, bias and additions before the norm. A kernel for whole rows
+    cannot, since it would not see whole columns.
     """
     return _norm_forward(x, scale, bias, epsilon, dtype, split)[0]
-
-
-def _normalized(
-    x: Array, scale: Array, bias: Array | None, epsilon: float, dtype: str
-) -> tuple[Array, tuple[Array, Array]]:
-    wide = x.astype(jnp.float32)
-    mean = wide.mean(axis=-1, keepdims=True)
-    variance = jnp.maximum(jnp.square(wide).mean(axis=-1, keepdims=True) - jnp.square(mean), 0.0)
-    inverse = jax.lax.rsqrt(variance + epsilon)
-    normal = (wide - mean) * inverse * _by_row(scale, x.ndim)
-    return (normal if bias is None else normal + _by_row(bias, x.ndim)).astype(dtype), (mean, inverse)
 
 
 def _norm_forward(
     x: Array, scale: Array, bias: Array | None, epsilon: float, dtype: str, split: bool
 ) -> tuple[Array, tuple]:
-    normal, statistics = _normalized(x, scale, bias, epsilon, dtype)
+    # XLA computes both sums in one pass, within the matmul before. Even with a mean of 100 deviations that loses no
+    # more than bfloat16 has already lost of x.
+    wide = x.astype(jnp.float32)
+    mean = wide.mean(axis=-1, keepdims=True)
+    variance = jnp.maximum(jnp.square(wide).mean(axis=-1, keepdims=True) - jnp.square(mean), 0.0)
+    inverse = jax.lax.rsqrt(variance + epsilon)
+    normal = (wide - mean) * inverse * _by_row(scale, x.ndim)
+    normal = (normal if bias is None else normal + _by_row(bias, x.ndim)).astype(dtype)
     if split:
         normal = jax.lax.optimization_barrier(normal)
-    return normal, (x, scale, bias is not None, *statistics)
+    # The backward pass keeps x and two numbers a row, where autodiff would keep three float32 arrays.
+    return normal, (x, scale, bias is not None, mean, inverse)
 
 
 def _norm_backward(
@@ -168,13 +167,13 @@ layer_norm_narrow.defvjp(_norm_forward, _norm_backward)
 
 
 _DENSITY_AT_0 = 1.0 / math.sqrt(2.0 * math.pi)
+_CUBIC, _LINEAR = 0.044715, 2.0 * _DENSITY_AT_0  # of gelu_tanh
+_LOGISTIC = 1.702  # of gelu_sigmoid
 
 
 @functools.cache  # modules of equal configuration hold the same function, and are equal to jit
 def activation(name: str, *, again: bool = False) -> Callable[[Array], Array]:
-    """Returns the function that `model.activation` names (bert_jax/config/model.py).
-
-    It is elementwise, in the dtype of its argument.
+    """Returns the elementwise function that `model.activation` names; its result has the dtype of its argument.
 
     gelu          x times the normal distribution function of x, exactly: BERT's
     gelu_tanh     GELU by a tanh, as google-research/bert and GPT-2 compute it
@@ -187,11 +186,7 @@ def activation(name: str, *, again: bool = False) -> Callable[[Array], Array]:
     """
     if name == "relu":
         return jax.nn.relu
-    return _lean(*_BY_NAME[name], again)
-
-
-def _lean(value: Callable[[Array], Array], slope: Callable[[Array], Array], again: bool) -> Callable[[Array], Array]:
-    """Returns a function given by its value and slope in float32, whose backward pass keeps the argument only."""
+    value, slope = GELUS[name]
 
     @jax.custom_vjp
     def function(x: Array) -> Array:
@@ -210,19 +205,12 @@ def _lean(value: Callable[[Array], Array], slope: Callable[[Array], Array], agai
     return function
 
 
-def _gelu(x: Array) -> Array:
-    return x * _normal_distribution(x)
-
-
 def _gelu_slope(x: Array) -> Array:
     return _normal_distribution(x) + x * (jnp.exp(-0.5 * jnp.square(x)) * _DENSITY_AT_0)
 
 
 def _normal_distribution(x: Array) -> Array:
     return 0.5 * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
-
-
-_CUBIC, _LINEAR = 0.044715, 2.0 * _DENSITY_AT_0
 
 
 def _gelu_tanh(x: Array) -> Array:
@@ -239,20 +227,14 @@ def _gelu_tanh_slope(x: Array) -> Array:
     return 0.5 + 0.5 * (tanh + (1.0 - jnp.square(tanh)) * change)
 
 
-_LOGISTIC = 1.702
-
-
-def _gelu_sigmoid(x: Array) -> Array:
-    return x * jax.nn.sigmoid(_LOGISTIC * x)
-
-
 def _gelu_sigmoid_slope(x: Array) -> Array:
     share = jax.nn.sigmoid(_LOGISTIC * x)
     return share * (1.0 + _LOGISTIC * x * (1.0 - share))
 
 
-_BY_NAME: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
-    "gelu": (_gelu, _gelu_slope),
+# The value and the slope of each GELU, in float32.
+GELUS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
+    "gelu": (lambda x: x * _normal_distribution(x), _gelu_slope),
     "gelu_tanh": (_gelu_tanh, _gelu_tanh_slope),
-    "gelu_sigmoid": (_gelu_sigmoid, _gelu_sigmoid_slope),
+    "gelu_sigmoid": (lambda x: x * jax.nn.sigmoid(_LOGISTIC * x), _gelu_sigmoid_slope),
 }

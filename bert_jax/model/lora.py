@@ -1,4 +1,4 @@
-"""Low-rank adapters of the matrices of encoder layers (LoRA; Hu et al. 2021, section 4.1).
+"""Low-rank adapters for the matrices of encoder layers (LoRA; Hu et al. 2021, section 4.1).
 
 A module with a matrix `query` holds its adapter as `query_lora`, so that adapters are stacked, scanned, saved and
 sharded like the other parameters of their layer:
@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from bert_jax.config import ModelConfig
 from bert_jax.config.model import LoraConfig
+from bert_jax.model.dropout import Seeds
 from bert_jax.model.layers import Shape, child_key
 from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
@@ -47,8 +48,8 @@ class LowRank(nnx.Module):
         self.input_axes = len(inputs)
         self.runtime = runtime
 
-    def __call__(self, x: Float[Array, "..."], seeds: UInt32[Array, "B 2"] | None) -> Float[Array, "..."]:
-        """Maps [B, T, *in] to [B, T, *out]; seeds are those of dropout, or None in evaluation."""
+    def __call__(self, x: Float[Array, "..."], seeds: Seeds) -> Float[Array, "..."]:
+        """Maps [B, T, *in] to [B, T, *out]; without seeds nothing is dropped."""
         forms = operations(self.runtime)
         narrow = forms.dense(forms.dropout(x, self.config.dropout, seeds), self.a[...], None, self.input_axes)
         return forms.dense(narrow, self.b[...], None, 1) * self.config.scale
@@ -57,11 +58,12 @@ class LowRank(nnx.Module):
 def add_adapters(
     module: Any, folder: str, config: ModelConfig, shapes: Mapping[str, tuple[Shape, Shape]], **arguments: Any
 ) -> None:
-    """Gives a module of an encoder layer the adapters of its matrices that config.lora names.
+    """Gives an encoder layer's module the adapters that config.lora names.
 
-    folder      the module's path, such as encoder/layers/attention
-    shapes      the input and output axes of each matrix, by its name
-    arguments   runtime, key and stack of LowRank
+    Args:
+        folder: the module's path, such as encoder/layers/attention.
+        shapes: the input and output axes of each matrix, by its name.
+        arguments: runtime, key and stack of LowRank.
     """
     if config.lora is None:
         return
@@ -73,11 +75,11 @@ def add_adapters(
 
 
 def adapted(
-    module: Any, name: str, output: Float[Array, "..."], x: Float[Array, "..."], seeds: UInt32[Array, "B 2"] | None
+    module: Any, name: str, output: Float[Array, "..."], x: Float[Array, "..."], seeds: Seeds
 ) -> Float[Array, "..."]:
-    """Returns the output of a module's matrix for x, plus that of its adapter, if it has one.
+    """Adds the output of a matrix's adapter for x, if it has one, to the matrix's output.
 
-    seeds are those of another dropout of the layer, from which each adapter derives its own.
+    The seeds are those of another dropout in the layer, from which each adapter derives its own.
     """
     adapter = getattr(module, name + SUFFIX, None)
     if adapter is None:
@@ -87,12 +89,12 @@ def adapted(
 
 
 def is_adapter(path: str) -> bool:
-    """Returns whether a parameter belongs to an adapter."""
+    """Tells whether a parameter belongs to an adapter."""
     return any(folder.endswith(SUFFIX) for folder in path.split("/")[:-1])
 
 
 def merge(config: ModelConfig, params: Mapping[str, np.ndarray]) -> tuple[ModelConfig, dict[str, np.ndarray]]:
-    """Returns a model without adapters that computes what the model with them does, and its parameters by path."""
+    """Returns an equal model without adapters, and its parameters by path."""
     merged = {path: value for path, value in params.items() if not is_adapter(path)}
     if config.lora is None:
         return config, merged
@@ -102,6 +104,7 @@ def merge(config: ModelConfig, params: Mapping[str, np.ndarray]) -> tuple[ModelC
         change = np.float32(config.lora.scale) * (narrow @ wide)  # [L, in, out]
         path, part = kernel_of(matrix)
         kernel = np.array(merged[path])
+        # A view of the matrix, so that the addition changes the copied kernel.
         view = kernel if part is None else kernel[:, :, part]
         view += change.reshape(view.shape)
         merged[path] = kernel
@@ -109,6 +112,6 @@ def merge(config: ModelConfig, params: Mapping[str, np.ndarray]) -> tuple[ModelC
 
 
 def kernel_of(matrix: str) -> tuple[str, int | None]:
-    """Returns the path of the kernel that holds a matrix (config.lora.MATRICES), and which of the fused three it is."""
+    """Returns the path of a matrix's kernel (config.lora.MATRICES), and its index if the kernel is fused."""
     folder, _, name = matrix.rpartition("/")
     return (f"{folder}/qkv/kernel", _HEADS.index(name)) if name in _HEADS else (f"{matrix}/kernel", None)

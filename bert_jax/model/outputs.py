@@ -1,8 +1,8 @@
-"""What heads compute from the hidden states of a model: layer selections, then pretraining, then fine-tuning.
+"""Heads' outputs on a model's hidden states: layer selections, then pretraining, then fine-tuning.
 
-Each function takes a bound model (bert_jax.model.bert.bind) and reads the heads that it needs from it. Functions that
-drop out take a dropout key, and None in evaluation. B batch, T positions, S sequences of a row, M predicted positions,
-D width, V padded vocabulary, K span lengths, C classes, P spans, G the width of a span's vector.
+Each function takes a bound model (bert_jax.model.bert.bind), and a dropout key if it drops out (None in evaluation).
+B batch, T positions, S sequences of a row, M predicted positions, D width, V padded vocabulary, K span lengths,
+C classes, P spans, G the width of a span's vector.
 """
 
 import functools
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int
 
 from bert_jax.errors import UserError
-from bert_jax.model.bert import Bert
+from bert_jax.model.bert import Bert, part_key
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.heads.basic import pool_sequences
-from bert_jax.model.layers import child_key
 from bert_jax.model.ops import VocabularyProduct
 from bert_jax.model.transformer import Encoded, gather_positions
 
-MIX = "mix"  # the states of all layers, which heads mix by learned weights (model/heads/basic.py)
+MIX = "mix"  # all layers, for heads that mix them by learned weights (model/heads/basic.py)
 LAYERS = ("embeddings", "last", "second_to_last", "sum_all", "sum_last_4", "concat_last_4", "mean_last_4")
 
 
@@ -32,9 +32,9 @@ class LayerSelection:
 
     @staticmethod
     def parse(name: str, layers: int) -> "LayerSelection":
-        """Returns the selection for a name in LAYERS, a layer number or mix. Raises UserError for anything else.
+        """Parses a name in LAYERS, a layer number, or mix: [h_0; ...; h_L], the embeddings and all layers.
 
-        That of mix is [h_0; ...; h_L], the embeddings and all layers.
+        Raises UserError for anything else.
         """
         every = tuple(range(1, layers + 1))
         if name == MIX:
@@ -52,15 +52,16 @@ class LayerSelection:
         return LayerSelection(singles.get(name, every[-4:]), combine)
 
     def width(self, model_width: int) -> int:
-        """Returns the width of the combined vectors."""
+        """Returns the combined vectors' width."""
         return model_width * (len(self.indices) if self.combine == "concat" else 1)
 
     def inner(self, layers: int) -> bool:
-        """Returns whether the selection needs a layer that only encode(all_layers=True) returns."""
+        """Whether the selection needs encode(all_layers=True)."""
         return self.indices not in ((0,), (layers,))
 
     def of(self, encoded: Encoded, layers: int) -> Float[Array, "B T W"]:
-        """Returns the combined vectors of every position, float32."""
+        """Combines the selected states of every position, in float32."""
+        # The embeddings and the last layer are always there, the others only after encode(all_layers=True).
         states = {0: encoded.embeddings, layers: encoded.last}
         if encoded.layers is not None:
             states |= {depth + 1: encoded.layers[depth] for depth in range(layers)}
@@ -72,7 +73,7 @@ class LayerSelection:
 
 
 def vocabulary_logits(model: Bert, vectors: Float[Array, "B M D"]) -> Float[Array, "B M V"]:
-    """Returns float32 vocabulary logits of hidden states; V is padded, and the padding's logits are -inf."""
+    """Returns float32 vocabulary logits of hidden states; -inf for the padding of V."""
     return vocabulary_product(model, vectors).logits()
 
 
@@ -82,39 +83,38 @@ def vocabulary_product(model: Bert, vectors: Float[Array, "B M D"]) -> Vocabular
     return head.product(vectors, model.token_table)
 
 
-def generator_logits(
-    model: Bert, batch: Any, masked_positions: Int[Array, "B M"], dropout_key: PRNGKeyArray | None
+def masked_logits(
+    model: Bert, hidden: Float[Array, "B T D"], masked_positions: Int[Array, "B M"]
 ) -> Float[Array, "B M V"]:
-    """vocabulary_logits of the generator at M positions of each row; it shares the embeddings of the model."""
+    """Returns vocabulary_logits at M positions of each row."""
+    return vocabulary_logits(model, gather_positions(hidden, masked_positions))
+
+
+def generator_logits(
+    model: Bert, batch: Any, masked_positions: Int[Array, "B M"], dropout_key: DropoutKey
+) -> Float[Array, "B M V"]:
+    """Returns the generator's vocabulary_logits at M positions of each row; it shares the model's embeddings."""
     embedded = model.embedding_vectors(batch, model.dropout_seeds(dropout_key, "generator", len(batch.input_ids)))
-    key = None if dropout_key is None else child_key(dropout_key, "generator_encoder")
+    key = part_key(dropout_key, "generator_encoder")
     return model.head("generator")(embedded, batch, masked_positions, model.token_table, key)
 
 
 def replaced_token_logits(model: Bert, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
-    """float32 logits of the probability that each token is not the original one."""
+    """Returns float32 logits for each token: it was replaced."""
     return model.head("replaced_tokens_head")(hidden)
-
-
-def masked_logits(
-    model: Bert, hidden: Float[Array, "B T D"], masked_positions: Int[Array, "B M"]
-) -> Float[Array, "B M V"]:
-    """Returns vocabulary_logits at M positions of each row only."""
-    return vocabulary_logits(model, gather_positions(hidden, masked_positions))
 
 
 def span_boundary_product(
     model: Bert, left: Float[Array, "B M D"], right: Float[Array, "B M D"], offsets: Int[Array, "B M"]
 ) -> VocabularyProduct:
-    """Returns vocabulary logits, before they are computed, from the hidden states on both sides of a span and the
-    offset of each token in it."""
+    """Returns vocabulary logits, before they are computed, from both sides of a span and offsets in it (from 1)."""
     tied = model.config.tied_output
     table = model.token_table if tied else model.head("mlm_head").output.table[...]
     return model.head("span_boundary_head")(left, right, offsets, table)
 
 
 def pool_vectors(model: Bert, vectors: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
-    """Returns the pooler's output for hidden states of [CLS] positions."""
+    """Returns the pooler's output for the hidden states of [CLS]."""
     return model.head("pooler")(vectors)
 
 
@@ -124,14 +124,14 @@ def next_sentence_logits(model: Bert, pooled: Float[Array, "B S D"]) -> Float[Ar
 
 
 def task_states(model: Bert, encoded: Encoded) -> Float[Array, "B T D"]:
-    """Returns the input of the heads below: the last layer, or the mix of all where heads.layer_mix is set."""
+    """Returns the input of the heads below: the last layer, or with heads.layer_mix the mix."""
     if not model.head_config.layer_mix:
         return encoded.last
     assert encoded.layers is not None, "encode(all_layers=heads.layer_mix) comes before"
     return model.head("layer_mix")(jnp.concatenate([encoded.embeddings[None], encoded.layers]))
 
 
-def encode_for_task(model: Bert, batch: Any, dropout_key: PRNGKeyArray | None = None) -> Float[Array, "B T D"]:
+def encode_for_task(model: Bert, batch: Any, dropout_key: DropoutKey = None) -> Float[Array, "B T D"]:
     """Returns task_states of a batch."""
     return task_states(model, model.encode(batch, dropout_key, all_layers=model.head_config.layer_mix))
 
@@ -139,36 +139,26 @@ def encode_for_task(model: Bert, batch: Any, dropout_key: PRNGKeyArray | None = 
 def sequence_vectors(
     model: Bert, hidden: Float[Array, "B T D"], sequence_ids: Int[Array, "B T"], cls_positions: Int[Array, "B S"]
 ) -> Float[Array, "B S D"]:
-    """Returns the input of class_logits and choice_logits.
-
-    It is one vector of each sequence by heads.pooling, through the pooler where the model has one.
-    """
+    """Pools each sequence by heads.pooling, and through any pooler, for class_logits and choice_logits."""
     heads = model.head_config
     scores = model.head("pooling")(hidden) if heads.pooling.startswith("attention") else None
     vectors = pool_sequences(heads.pooling, hidden, sequence_ids, cls_positions, scores)
     return pool_vectors(model, vectors) if heads.pooler else vectors
 
 
-def class_logits(
-    model: Bert, vectors: Float[Array, "B S D"], dropout_key: PRNGKeyArray | None = None
-) -> Float[Array, "B S C"]:
+def class_logits(model: Bert, vectors: Float[Array, "B S D"], dropout_key: DropoutKey = None) -> Float[Array, "B S C"]:
     """Returns logits of a sequence's class, or its regression (C = 1)."""
-    return model.head("classifier")(vectors, model.dropout_seeds(dropout_key, "classifier", vectors.shape[0]))
+    return _dropping_head(model, "classifier", vectors, dropout_key)
 
 
-def choice_logits(
-    model: Bert, vectors: Float[Array, "B S D"], dropout_key: PRNGKeyArray | None = None
-) -> Float[Array, "B S"]:
-    """Returns a score for each sequence; the loss takes the softmax over the sequences of one question."""
+def choice_logits(model: Bert, vectors: Float[Array, "B S D"], dropout_key: DropoutKey = None) -> Float[Array, "B S"]:
+    """Returns a score for each sequence; the loss takes the softmax over one question's sequences."""
     return class_logits(model, vectors, dropout_key)[..., 0]
 
 
-def tag_logits(
-    model: Bert, hidden: Float[Array, "B T D"], dropout_key: PRNGKeyArray | None = None
-) -> Float[Array, "B T C"]:
+def tag_logits(model: Bert, hidden: Float[Array, "B T D"], dropout_key: DropoutKey = None) -> Float[Array, "B T C"]:
     """Returns logits of every token's tag, or its regression (C = 1)."""
-    seeds = model.dropout_seeds(dropout_key, "tagger", hidden.shape[0])
-    return model.head("tagger")(_token_vectors(model, hidden), seeds)
+    return _dropping_head(model, "tagger", _token_vectors(model, hidden), dropout_key)
 
 
 def answer_logits(model: Bert, hidden: Float[Array, "B T D"]) -> Float[Array, "B T 2"]:
@@ -176,29 +166,29 @@ def answer_logits(model: Bert, hidden: Float[Array, "B T D"]) -> Float[Array, "B
     return model.head("question_head")(_token_vectors(model, hidden))
 
 
-def span_vectors(
-    model: Bert, hidden: Float[Array, "B T D"], dropout_key: PRNGKeyArray | None = None
-) -> Float[Array, "B T K G"]:
+def span_vectors(model: Bert, hidden: Float[Array, "B T D"], dropout_key: DropoutKey = None) -> Float[Array, "B T K G"]:
     """Returns a vector for each span of up to heads.spans.length positions."""
-    return model.head("spans")(hidden, model.dropout_seeds(dropout_key, "spans", hidden.shape[0]))
+    return _dropping_head(model, "spans", hidden, dropout_key)
 
 
 def span_logits(
-    model: Bert, vectors: Float[Array, "B T K G"], dropout_key: PRNGKeyArray | None = None
+    model: Bert, vectors: Float[Array, "B T K G"], dropout_key: DropoutKey = None
 ) -> Float[Array, "B T K C"]:
-    """Returns logits of each span's class, or of whether it is a span at all (C = 1)."""
-    seeds = model.dropout_seeds(dropout_key, "span_classifier", vectors.shape[0])
-    return model.head("span_classifier")(vectors, seeds)
+    """Returns logits of each span's class, or whether it is a span at all (C = 1)."""
+    return _dropping_head(model, "span_classifier", vectors, dropout_key)
 
 
 def relation_logits(
-    model: Bert, vectors: Float[Array, "B P G"], dropout_key: PRNGKeyArray | None = None
+    model: Bert, vectors: Float[Array, "B P G"], dropout_key: DropoutKey = None
 ) -> Float[Array, "B P P C"]:
-    """Returns logits of the relation from each of P spans to each other, from their span_vectors (heads.take_spans)."""
-    seeds = model.dropout_seeds(dropout_key, "span_relations", vectors.shape[0])
-    return model.head("span_relations")(vectors, seeds)
+    """Returns logits of the relations between P spans, from their vectors (structured.take_spans)."""
+    return _dropping_head(model, "span_relations", vectors, dropout_key)
+
+
+def _dropping_head(model: Bert, name: str, vectors: Array, dropout_key: DropoutKey) -> Any:
+    return model.head(name)(vectors, model.dropout_seeds(dropout_key, name, vectors.shape[0]))
 
 
 def _token_vectors(model: Bert, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """Returns the input of heads over single tokens: in ModernBERT the pooler's transform comes first."""
+    """Returns the input of heads that read single tokens: in ModernBERT the pooler's transform comes first."""
     return pool_vectors(model, hidden) if model.config.pooler == "transform" else hidden

@@ -1,10 +1,10 @@
 """How a model runs: choices that change speed, memory and rounding, never the parameters.
 
-Placement is what a model asks of the sharding of its arrays; Runtime has the other choices.
+Placement has a model's requests about the sharding of its arrays; Runtime has the other choices.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
@@ -13,15 +13,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from bert_jax.errors import UserError
-
-
-def all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Returns a policy for jax.checkpoint that saves everything except the results of `gather` and `constrain`.
-
-    The backward pass then gathers a layer's parameters again, instead of keeping those of all layers whole. A
-    checkpoint_name would not do: what it names would be saved under that name, and so would a reshape of it.
-    """
-    return primitive.name not in ("sharding_constraint", "linear_call", "reshape")
 
 
 @dataclass(frozen=True)
@@ -39,11 +30,11 @@ class Placement:
     """
 
     def constrain(self, name: str, array: Array) -> Array:
-        """Returns the array with the sharding of arrays of that name."""
+        """Shards an array by its name."""
         return array
 
     def gather(self, params: Any, prefix: str = "", dtype: DTypeLike | None = None) -> Any:
-        """Returns nested parameters by path, as they are computed with, where they are sharded between steps.
+        """Gathers parameters (nested, by path) that are sharded between steps.
 
         With a prefix they are those of one layer of the stack, with kernels in the compute dtype. Without one, all
         parameters outside the stacks of layers are gathered.
@@ -56,25 +47,22 @@ class Placement:
         return False
 
     def shard_kernel(self, kernel: Callable[..., Array], names: Sequence[str]) -> Callable[..., Array]:
-        """Returns a kernel that the compiler cannot partition, run by each device on its shard of the arguments.
+        """Has each device run a kernel, which the compiler cannot partition, on its shard of the arguments.
 
-        names are those of the arguments; the result is sharded as the first of them.
+        `names` are those of the arguments; the result is sharded as the first of them.
         """
         return kernel
 
     def whole_shape(self, path: str, array: Array) -> tuple[int, ...]:
-        """Returns the shape of a parameter once it is gathered, where the function of a model has shards of it."""
+        """Returns a parameter's gathered shape, also if a model's function has shards of it."""
         return array.shape
 
     def row_numbers(self, rows: int) -> tuple[int | Array, int]:
-        """Returns where these rows begin in the batch, and how many rows the batch has."""
+        """Returns the first row's number in the batch, and how many rows the batch has."""
         return 0, rows
 
     def gather_rows(self, array: Array) -> Array:
-        """Returns an array [B, ...] with the rows of the whole batch, where the function of a model has some of them.
-
-        They are in the order of row_numbers.
-        """
+        """Gathers an array [B, ...] over the whole batch, by row_numbers, if a model's function has some rows."""
         return array
 
     @property
@@ -89,15 +77,13 @@ class Placement:
 
 
 ALONE = Placement()
-
-
 Result = TypeVar("Result")
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
 LAYER_LOOPS = ("scan", "unrolled", "auto")
 REMATS = ("none", "attention", "matmuls", "layer")
 
-# The platforms of Runtime.device_platform that are NVIDIA GPUs; a plan names its GPUs `gpu`.
+# Values of Runtime.device_platform for NVIDIA GPUs; a plan names its GPUs `gpu`.
 NVIDIA = ("cuda", "gpu")
 
 # An unrolled loop runs faster, since XLA optimizes across layers; a scan compiles once for all layers. On
@@ -105,44 +91,40 @@ NVIDIA = ("cuda", "gpu")
 # 178 ms scanned and 132 unrolled on an H100, and 121 and 105 on v5e (docs/plan.md).
 UNROLLED_AT_MOST, UNROLLED_AT_MOST_ON_ACCELERATORS = 12, 24  # TPUs and NVIDIA GPUs
 
-RECOMPUTED_LOGITS = 4096  # tokens of the vocabulary at a time, where logits are recomputed
+RECOMPUTED_LOGITS = 4096  # tokens of the vocabulary at a time, if logits are recomputed
 
 
 def platform_of(backend: Any) -> str:
-    """Returns the platform of a jax backend: cpu, tpu, cuda, rocm, or `unknown gpu`.
-
-    jax calls all GPUs `gpu`; the version of a backend's platform has the maker's name, for example "cuda 12090".
-    """
+    """Returns the platform of a jax backend: cpu, tpu, cuda, rocm, or `unknown gpu`."""
     if backend.platform != "gpu":
         return backend.platform
+    # jax calls all GPUs `gpu`; the version of a backend's platform has the maker's name, for example "cuda 12090".
     version = backend.platform_version.lower()
     return next((maker for maker in ("cuda", "rocm") if maker in version), "unknown gpu")
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """compute_dtype: float32 (matmul precision highest) or bfloat16; norms, softmax and logits stay float32.
+    """A run's choices of speed, memory and rounding.
 
-    layer_loop: scan, unrolled, or auto (unrolled up to 12 layers, on TPUs and NVIDIA GPUs 24). attention: see
-    attention/choice.py.
+    Attributes:
+        compute_dtype: float32 (matmul precision highest) or bfloat16; norms, softmax and logits stay float32.
+        layer_loop: scan, unrolled, or auto (unrolled up to 12 layers, on TPUs and NVIDIA GPUs 24).
+        attention: a kernel or auto (attention/choice.py).
+        remat: what the backward pass recomputes instead of storing it (Chen et al. 2016), from the least memory saved
+            to the most: none; attention (scores and probabilities of einsum attention); matmuls (everything in a layer
+            but its products with weights); layer (everything but its input). The last two also recompute the
+            vocabulary's logits.
+        logits_at_once: tokens of the vocabulary whose logits exist at the same time in training; 0: all, or 4,096 if
+            remat recomputes them.
+        platform: the platform that programs are compiled for, as jax.default_backend() names it, which is the default.
+            bert-jax plan compiles for devices that this machine lacks; its `gpu` is an NVIDIA GPU.
+        capability: the NVIDIA GPUs' compute capability, such as 9.0 for Hopper, if `platform` is set; empty: unknown.
+        frozen_layers: the lowest layers in and below which nothing trains; their backward pass is left out.
+        placement: the sharding of arrays over a mesh.
 
-    remat: what the backward pass recomputes instead of storing it (Chen et al. 2016), from the least memory saved to
-    the most: none; attention (scores and probabilities of einsum attention); matmuls (everything in a layer but its
-    products with weights); layer (everything but its input). The last two also recompute the vocabulary's logits.
-
-    logits_at_once: tokens of the vocabulary whose logits exist at the same time in training; 0: all, or 4,096 where
-    remat recomputes them.
-
-    platform: the platform that programs are compiled for, as jax.default_backend() names it; empty means that one.
-    bert-jax plan compiles for devices that this machine lacks; its `gpu` is an NVIDIA GPU.
-
-    capability: the compute capability of the NVIDIA GPUs of `platform`, such as 9.0 for Hopper; empty: unknown.
-
-    frozen_layers: the lowest layers in and below which nothing trains; their backward pass is left out.
-
-    placement: the sharding of arrays over a mesh; the default one requests nothing.
-
-    Raises UserError for an unknown choice.
+    Raises:
+        UserError: a choice is unknown.
     """
 
     compute_dtype: str = "float32"
@@ -153,7 +135,7 @@ class Runtime:
     platform: str = ""
     capability: str = ""
     frozen_layers: int = 0
-    placement: Placement = field(default_factory=Placement)
+    placement: Placement = ALONE
 
     def __post_init__(self) -> None:
         for key, value, known in (
@@ -179,11 +161,11 @@ class Runtime:
 
     @property
     def vocabulary_chunk(self) -> int:
-        """Tokens of the vocabulary whose logits exist at the same time in training; 0: all."""
+        """The effective logits_at_once."""
         return self.logits_at_once or (RECOMPUTED_LOGITS if self.remat in ("matmuls", "layer") else 0)
 
     def rematerialized(self, layer: Callable[..., Result]) -> Callable[..., Result]:
-        """Returns the function of a layer whose backward pass recomputes what `remat` names."""
+        """Makes the backward pass of a layer's function recompute what `remat` names."""
         if self.remat == "layer":
             return jax.checkpoint(layer)
         if self.remat == "matmuls":
@@ -194,12 +176,12 @@ class Runtime:
 
     @property
     def on_tpu(self) -> bool:
-        """Whether programs are compiled for TPUs. Only this class and bert_jax.model.ops ask this."""
+        """Whether programs are compiled for TPUs. Only this class and bert_jax.model.ops ask."""
         return (self.platform or jax.default_backend()) == "tpu"
 
     @property
     def on_nvidia(self) -> bool:
-        """Whether programs are compiled for NVIDIA GPUs. Only this class and bert_jax.model.ops ask this."""
+        """Whether programs are compiled for NVIDIA GPUs. Only this class and bert_jax.model.ops ask."""
         return self.device_platform in NVIDIA
 
     @property
@@ -215,6 +197,12 @@ class Runtime:
         return getattr(jax.devices()[0], "compute_capability", "")
 
     def unrolled(self, layers: int) -> bool:
-        """Returns whether a stack of that many layers is unrolled rather than scanned."""
+        """Whether a stack of that many layers is unrolled rather than scanned."""
         most = UNROLLED_AT_MOST_ON_ACCELERATORS if self.on_tpu or self.on_nvidia else UNROLLED_AT_MOST
         return self.layer_loop == "unrolled" or (self.layer_loop == "auto" and layers <= most)
+
+
+def all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
+    # The backward pass gathers a layer's parameters again, instead of keeping those of all layers whole. A
+    # checkpoint_name would not do: what it names would be saved under that name, and so would a reshape of it.
+    return primitive.name not in ("sharding_constraint", "linear_call", "reshape")

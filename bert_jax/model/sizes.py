@@ -35,13 +35,8 @@ FROM_CHECKPOINT = "checkpoint"  # this preset takes the architecture of init_fro
 
 
 def _size(layers: int, width: int) -> Fields:
-    """Returns BERT's proportions: heads of width 64, a feed-forward four times as wide as the model."""
-    return {
-        "layers": layers,
-        "width": width,
-        "heads": width // HEAD_WIDTH,
-        "feed_forward": width * FEED_FORWARD_FACTOR,
-    }
+    """Returns BERT's proportions."""
+    return {"layers": layers, "width": width, "heads": width // HEAD_WIDTH, "feed_forward": width * FEED_FORWARD_FACTOR}
 
 
 _BASE, _LARGE = _size(12, 768), _size(24, 1024)
@@ -119,25 +114,26 @@ PRESETS: dict[str, Fields] = {  # an extension adds its own
 
 
 def model_config(options: ModelOptions, vocab_size: int) -> ModelConfig:
-    """Returns the architecture that the options of a recipe name, for a tokenizer of vocab_size ids.
+    """Builds the architecture that a recipe's options name, for a tokenizer of vocab_size ids.
 
     Raises UserError for an unknown preset, and for options that ModelConfig refuses.
     """
     if options.preset not in PRESETS:
-        known = ", ".join(PRESETS)
         raise UserError(
-            f"unknown config.model.preset {options.preset!r}; choose from {known}, or {FROM_CHECKPOINT} with init_from"
+            f"unknown config.model.preset {options.preset!r}; choose from {', '.join(PRESETS)}, or {FROM_CHECKPOINT} "
+            "with init_from"
         )
     return with_options(ModelConfig(vocab_size=vocab_size, **PRESETS[options.preset]), options)
 
 
 def with_options(model: ModelConfig, options: ModelOptions) -> ModelConfig:
-    """Returns an architecture with the fields that a recipe sets in addition to the preset.
+    """Changes the fields of an architecture that a recipe sets in addition to the preset.
 
-    Raises UserError for fields that ModelConfig refuses, and for those that have no effect in the result.
+    Raises UserError for fields that ModelConfig refuses, and for fields without effect in the result.
     """
     given = given_fields(options)
     changed = dataclasses.replace(model, **given)
+    # A preset may have fields without effect in the changed model; a recipe may only set them to their defaults.
     for name, needed in without_effect(vars(changed)).items():
         if name in given and given[name] != getattr(ModelConfig, name):
             raise UserError(
@@ -148,7 +144,7 @@ def with_options(model: ModelConfig, options: ModelOptions) -> ModelConfig:
 
 
 def without_effect(fields: Fields) -> dict[str, str]:
-    """Returns the names of fields that change nothing in an architecture of these `fields`, each with what it lacks."""
+    """Maps the fields that change nothing in an architecture to the setting that they need."""
     attends, rotary = fields["encoder"] == "transformer", fields["positions"] == "rotary"
     windowed, some_global = attends and fields["window"] > 0, fields["global_every"] > 1
     period = "model.global_every of 2 or more"
@@ -164,7 +160,7 @@ def without_effect(fields: Fields) -> dict[str, str]:
 
 
 def given_fields(options: ModelOptions) -> Fields:
-    """Returns the fields of ModelConfig that a recipe sets itself; attention_dropout follows dropout unless given."""
+    """Returns the fields of ModelConfig that a recipe sets; attention_dropout follows dropout unless it is set."""
     architecture = {item.name for item in dataclasses.fields(ModelConfig)}
     given = {name: value for name, value in vars(options).items() if name in architecture and value is not None}
     if "dropout" in given:
@@ -173,7 +169,7 @@ def given_fields(options: ModelOptions) -> Fields:
 
 
 def check_positions(model: ModelConfig, length: int, name: str) -> None:
-    """Raises UserError where rows of `length` positions, of shards with this name, are too long for a model."""
+    """Raises UserError if the rows of the shards `name`, of `length` positions, are too long for a model."""
     if length > model.max_positions:
         raise UserError(
             f"the rows of {name} have {length} positions, but the model supports only {model.max_positions}; use "
@@ -182,7 +178,7 @@ def check_positions(model: ModelConfig, length: int, name: str) -> None:
 
 
 def check_truncation(model: ModelConfig, length: int, name: str) -> None:
-    """Raises UserError where rows of `length` positions to train on are shorter than model.bptt."""
+    """Raises UserError if the rows of the training shards `name`, of `length` positions, are shorter than bptt."""
     if model.bptt > length:
         raise UserError(
             f"model.bptt is {model.bptt}, longer than the rows of {name}, {length}; use at most "

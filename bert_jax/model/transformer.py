@@ -12,9 +12,9 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt32
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.attention.layer import SelfAttention
-from bert_jax.model.dropout import row_seeds
+from bert_jax.model.dropout import DropoutKey, Seeds, row_seeds
 from bert_jax.model.embeddings import ATTENTION_BIASES, TokenPositions, token_positions
-from bert_jax.model.layers import Dense, LayerNorm, Shape, activation, child_key
+from bert_jax.model.layers import Dense, Shape, activation, child_key, norm
 from bert_jax.model.lora import adapted, add_adapters
 from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
@@ -24,7 +24,7 @@ SITES = 3
 
 ATTENTION_PARTS = ("attention", "attention_norm")
 FEED_FORWARD_PARTS = ("feed_forward", "feed_forward_norm")
-# By model.shared_layers, the parts of a layer whose parameters all layers share.
+# The parts of a layer whose parameters all layers share, by model.shared_layers.
 SHARED_PARTS = {
     "none": (),
     "all": ATTENTION_PARTS + FEED_FORWARD_PARTS,
@@ -41,7 +41,7 @@ class LayerType(NamedTuple):
 
 
 class FeedForward(nnx.Module):
-    """Two matmuls with an activation between (Vaswani et al. 2017, section 3.3), which may be gated (Shazeer 2020)."""
+    """Two matmuls around an activation (Vaswani et al. 2017, section 3.3), which may be gated (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
         width, inner = (config.width,), (config.feed_forward,)
@@ -55,16 +55,17 @@ class FeedForward(nnx.Module):
         self.runtime, self.unrolled = runtime, runtime.unrolled(config.layers)
         self.activation = activation(config.activation, again=operations(runtime).recomputes_activation)
 
-    def __call__(
-        self, hidden: Float[Array, "B T D"], seeds: UInt32[Array, "B 2"] | None = None
-    ) -> Float[Array, "B T D"]:
-        """Maps hidden states to those of the same positions; seeds are for the dropout of adapters."""
+    def __call__(self, hidden: Float[Array, "B T D"], seeds: Seeds = None) -> Float[Array, "B T D"]:
+        """Maps the hidden states of each position; adapters drop out by the seeds."""
         inner = adapted(self, "input", self.input(hidden), hidden, seeds)
         inner = self.runtime.placement.constrain("inner", inner)
-        output = functools.partial(self._output, seeds=seeds)
-        return operations(self.runtime).feed_forward_output(output, inner, self.unrolled)
+        output: Callable[[Array], Array] = functools.partial(self._output, seeds=seeds)
+        if operations(self.runtime).recomputes_activation:
+            # A scan needs no protection from common subexpression elimination, and a barrier would be a copy.
+            output = jax.checkpoint(output, prevent_cse=self.unrolled)
+        return output(inner)
 
-    def _output(self, inner: Float[Array, "B T *inner"], seeds: UInt32[Array, "B 2"] | None) -> Float[Array, "B T D"]:
+    def _output(self, inner: Float[Array, "B T *inner"], seeds: Seeds) -> Float[Array, "B T D"]:
         if self.gated:
             through, gate = jax.lax.split(inner, (1, 1), axis=2)
             active = self.activation(through[:, :, 0]) * gate[:, :, 0]
@@ -82,9 +83,6 @@ class EncoderLayer(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
-        norm = functools.partial(
-            LayerNorm, config.width, epsilon=config.layer_norm_epsilon, runtime=runtime, bias=config.bias
-        )
         shared = SHARED_PARTS[config.shared_layers]
         stacks = {name: (1,) if name in shared else stack for name in SHARED_PARTS["all"]}
 
@@ -92,9 +90,9 @@ class EncoderLayer(nnx.Module):
             return module(config, runtime=runtime, key=child_key(key, name), stack=stacks[name])
 
         self.attention = part("attention", SelfAttention)
-        self.attention_norm = norm(stack=stacks["attention_norm"])
+        self.attention_norm = norm(config, runtime=runtime, stack=stacks["attention_norm"])
         self.feed_forward = part("feed_forward", FeedForward)
-        self.feed_forward_norm = norm(stack=stacks["feed_forward_norm"])
+        self.feed_forward_norm = norm(config, runtime=runtime, stack=stacks["feed_forward_norm"])
         self.config = config
         self.runtime = runtime
 
@@ -109,14 +107,14 @@ class EncoderLayer(nnx.Module):
         queries: Int[Array, "B Q"] | None = None,
         with_map: bool = False,
     ) -> tuple[Float[Array, "B Q D"], Float[Array, "B N Q T"] | None]:
-        """Returns the next hidden state of every position, or of `queries` only; and the attention map if asked for.
+        """Returns the next hidden state of every position, or of `queries` only, and the attention map if asked for.
 
-        bias   added to the scores of all positions in each row
+        The bias is added to the scores of all positions.
         """
         post = self.config.norm == "post"
         seed = [None] * SITES if seeds is None else seeds
         seen = hidden if post or layer_type.first else self.attention_norm(hidden)
-        # The residual path holds all positions, or only those that have queries.
+        # The residual path holds all positions, or only those with queries.
         residual, selected = hidden, None
         if queries is not None:
             residual, positions = gather_positions(hidden, queries), keys.at(queries)
@@ -141,34 +139,28 @@ class EncoderLayer(nnx.Module):
 
 
 def gather_positions(hidden: Float[Array, "B T D"], positions: Int[Array, "B K"]) -> Float[Array, "B K D"]:
-    """Returns the vectors at K positions of each row, exactly.
-
-    A one-hot matmul, because its gradient is a matmul too. The gradient of a gather is a scatter, which is serial on
-    a CPU and has no fixed order on a GPU.
-    """
+    """Selects the vectors at K positions of each row, exactly."""
+    # A one-hot matmul, because its gradient is a matmul too. The gradient of a gather is a scatter, which is serial on
+    # a CPU and has no fixed order on a GPU.
     chosen = jax.nn.one_hot(positions, hidden.shape[1], dtype=hidden.dtype)
     return jnp.einsum("bkt,btd->bkd", chosen, hidden, precision=jax.lax.Precision.HIGHEST)
 
 
 def gather_queries(bias: Float[Array, "1 N T T"], positions: Int[Array, "B Q"]) -> Float[Array, "B N Q T"]:
-    """Returns the bias of the queries at Q positions of each row, exactly, from that of all queries of any row.
-
-    A one-hot matmul, for the reason in gather_positions.
-    """
+    """Selects the bias of queries at Q positions of each row, exactly, as gather_positions does."""
     chosen = jax.nn.one_hot(positions, bias.shape[2], dtype=bias.dtype)
     return jnp.einsum("bqs,nst->bnqt", chosen, bias[0], precision=jax.lax.Precision.HIGHEST)
 
 
-# A stack is unrolled, or a scan over the group of layers that repeats: it traces and compiles each layer of it once.
 # A layer takes hidden states and the parameters of one layer, and returns hidden states and other outputs.
 Layer = Callable[[Array, PyTree], tuple[Array, PyTree]]
 
 
 @dataclass(frozen=True)
 class LayerGroups:
-    """The layers of a stack in order: `before`, then `repeats` groups of `period` layers, then `after`.
+    """A stack's layers in order: `before`, then `repeats` groups of `period` layers of the same types, then `after`.
 
-    Every group has layers of the same types in the same order.
+    A scan over the groups traces and compiles each layer of a group once.
     """
 
     before: int
@@ -178,17 +170,16 @@ class LayerGroups:
 
     @property
     def traced(self) -> int:
-        """The layers that a program holds, where the groups are scanned."""
+        """How many layers a program holds if the groups are scanned."""
         return self.before + self.period + self.after
 
 
 def repeating_groups(types: Sequence[Hashable]) -> LayerGroups:
-    """Returns the groups of fewest traced layers.
+    """Finds the groups with the fewest traced layers, and among these with the fewest layers before.
 
-    ModernBERT's 22 layers, of which every third is global and the first has no norm, are one layer and seven groups of
-    three. Of equal divisions, the one with fewest layers before the groups is returned; without a group that repeats,
-    all layers are in `before`.
+    If no group repeats, all layers are in `before`.
     """
+    # ModernBERT's 22 layers (every third is global, and the first has no norm) are one layer and seven groups of three.
     depth = len(types)
     best = LayerGroups(depth, 0, 0, 0)
     for before in range(depth):
@@ -206,11 +197,13 @@ def repeating_groups(types: Sequence[Hashable]) -> LayerGroups:
 def apply_layers(layers: Sequence[Layer], hidden: Array, stacked: PyTree, groups: LayerGroups) -> tuple[Array, PyTree]:
     """Applies the L layers of a stack in order.
 
-    layers   the function of each layer; where groups repeat, only those of the first group are called
-    stacked  what the functions take, each leaf [L, ...]
+    Args:
+        layers: the function of each layer; of groups that repeat, only those of the first are called.
+        stacked: the second argument of the functions, each leaf [L, ...].
 
-    Returns the hidden states of the last layer, and the other outputs of all layers, each leaf [L, ...]; None where
-    there is no layer.
+    Returns:
+        The hidden states of the last layer, and the other outputs of all layers, each leaf [L, ...]; None without any
+        layer.
     """
     begin, end = groups.before, len(layers) - groups.after
     group = layers[begin : begin + groups.period]
@@ -253,17 +246,15 @@ def apply_frozen_first(
     depth: int,
     frozen: int,
 ) -> tuple[Array, PyTree]:
-    """Applies the lowest `frozen` layers without a backward pass, then the others.
+    """Applies the lowest `frozen` of `depth` layers without a backward pass, then the others, as apply_layers does.
 
-    loop     applies the layers of a slice, given their part of `stacked`
-    stacked  of all layers, each leaf [L, ...]; depth is L
-    Returns what apply_layers does.
+    `loop` applies the layers of a slice, given their part of `stacked`.
     """
     frozen = min(frozen, depth)
     if not frozen:
         return loop(hidden, stacked, slice(0, depth))
     below, *above = split_layers(stacked, (frozen, depth - frozen)) if frozen < depth else [stacked]
-    # Both: the parts of one array share its tangent, which is not zero where any of its layers trains.
+    # Both: the parts of one array share its tangent, which is not zero if any of its layers trains.
     hidden, outputs = loop(*jax.lax.stop_gradient((hidden, below)), slice(0, frozen))
     if not above:
         return hidden, outputs
@@ -272,19 +263,17 @@ def apply_frozen_first(
 
 
 def split_layers(stacked: PyTree, sizes: tuple[int, ...]) -> list[PyTree]:
-    """Returns consecutive parts of the leading axis.
-
-    The gradient of lax.split is one concatenation; indexing would give a sum for each part.
-    """
+    """Splits the leading axis into consecutive parts."""
+    # The gradient of lax.split is one concatenation; indexing would give a sum for each part.
     leaves, tree = jax.tree.flatten(stacked)
     parts = [jax.lax.split(leaf, sizes) for leaf in leaves]
     return [jax.tree.unflatten(tree, [part[index] for part in parts]) for index in range(len(sizes))]
 
 
 class Encoded(NamedTuple):
-    """Hidden states of the last layer and of the embeddings; and, when asked for, of every layer, and attention maps.
+    """Hidden states: the last layer's, the embeddings', and if asked for all layers', and attention maps.
 
-    Where a norm follows the stack (pre-norm), `last` and the last of `layers` are taken after it, as in transformers.
+    If a norm follows the stack (pre-norm), `last` and the last of `layers` are taken after it.
     Attention maps are probabilities before dropout, by query and key.
     """
 
@@ -304,8 +293,7 @@ class Encoder(nnx.Module):
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
         self.layers = EncoderLayer(config, runtime=runtime, key=child_key(key, "layers"), stack=(config.layers,))
         if config.norm != "post":
-            epsilon = config.layer_norm_epsilon
-            self.final_norm = LayerNorm(config.width, epsilon=epsilon, runtime=runtime, bias=config.bias)
+            self.final_norm = norm(config, runtime=runtime)
         if config.relative in ATTENTION_BIASES:
             self.relative_bias = ATTENTION_BIASES[config.relative](config, key=child_key(key, "relative_bias"))
         self.config = config
@@ -316,20 +304,17 @@ class Encoder(nnx.Module):
         hidden: Float[Array, "B T D"],
         sequence_ids: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        dropout_key: PRNGKeyArray | None,
+        dropout_key: DropoutKey,
         *,
         unpacked: bool = False,
         all_layers: bool = False,
         attention_maps: bool = False,
     ) -> Encoded:
-        """Returns the hidden states of the stack on these embeddings.
-
-        unpacked   whether each row holds one sequence at most, from the first position on
-        """
-        keys = token_positions(sequence_ids, positions, unpacked)
-        stacked, bias = self._stacked(hidden.shape[0], dropout_key), self._bias(keys)
+        """Encodes embeddings; `unpacked` is as in TokenPositions."""
+        keys, bias, stacked = self._inputs(hidden, sequence_ids, positions, dropout_key, unpacked)
         last, (layers, maps) = self._loop(hidden, keys, bias, stacked, self.config.layers, all_layers, attention_maps)
         if self.config.norm != "post":
+            # As in transformers, the last of all layers is taken after the final norm.
             last = self.final_norm(last)
             layers = None if layers is None else layers.at[-1].set(last)
         return Encoded(last, hidden, layers, maps)
@@ -340,30 +325,36 @@ class Encoder(nnx.Module):
         sequence_ids: Int[Array, "B T"],
         positions: Int[Array, "B T"],
         wanted: Int[Array, "B K"],
-        dropout_key: PRNGKeyArray | None,
+        dropout_key: DropoutKey,
         *,
         unpacked: bool = False,
     ) -> Float[Array, "B K D"]:
-        """Returns the last layer's output at the K wanted positions of each row.
-
-        The rest of that layer is not computed.
-        """
-        keys, depth = token_positions(sequence_ids, positions, unpacked), self.config.layers
-        below, last = split_layers(self._stacked(hidden.shape[0], dropout_key), (depth - 1, 1))
-        bias = self._bias(keys)
+        """Returns the last layer's output at the K wanted positions of each row, without computing its rest."""
+        keys, bias, stacked = self._inputs(hidden, sequence_ids, positions, dropout_key, unpacked)
+        depth = self.config.layers
+        below, last = split_layers(stacked, (depth - 1, 1))
         hidden, _ = self._loop(hidden, keys, bias, below, depth - 1, False, False)
         state, seeds = jax.tree.map(lambda leaf: leaf[0], last)
         hidden, _ = self._layer(state)(hidden, self._layer_type(depth - 1), keys, seeds, bias=bias, queries=wanted)
         return hidden if self.config.norm == "post" else self.final_norm(hidden)
 
-    def _stacked(self, rows: int, dropout_key: PRNGKeyArray | None) -> tuple:
-        """Returns what differs by layer, [L, ...]: the parameters that are not shared, and the dropout seeds."""
-        sites = (self.config.layers, SITES)
-        seeds = None if dropout_key is None else row_seeds(dropout_key, sites, rows, self.runtime.placement)
-        return self._split_layers()[2], seeds
+    def _inputs(
+        self, hidden: Array, sequence_ids: Array, positions: Array, dropout_key: DropoutKey, unpacked: bool
+    ) -> tuple[TokenPositions, Float[Array, "1 N T T"] | None, tuple[nnx.State, Array | None]]:
+        """Returns the positions of keys, the bias of all layers, and each layer's own parameters and dropout seeds.
+
+        The bias is the same for each row, since positions in the row are. The others are stacked, [L, ...].
+        """
+        keys, sites = token_positions(sequence_ids, positions, unpacked), (self.config.layers, SITES)
+        seeds = None
+        if dropout_key is not None:
+            seeds = row_seeds(dropout_key, sites, hidden.shape[0], self.runtime.placement)
+        in_row = keys.in_row[:1]
+        bias = self.relative_bias(in_row, in_row) if self.config.relative in ATTENTION_BIASES else None
+        return keys, bias, (self._split_layers()[2], seeds)
 
     def _split_layers(self) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-        """Returns the structure of the stack, the parameters that all layers share, and those that each layer has."""
+        """Returns the stack's structure, the shared parameters, and each layer's own."""
 
         def is_shared(path: Any, value: Any) -> bool:
             return path[0] in SHARED_PARTS[self.config.shared_layers]
@@ -372,10 +363,7 @@ class Encoder(nnx.Module):
         return parts
 
     def _layer(self, own: nnx.State) -> EncoderLayer:
-        """Returns the module of one layer, from the parameters that it does not share with the others.
-
-        All are gathered first where they are sharded over fsdp.
-        """
+        """Returns the module of one layer from its own parameters; sharded ones are gathered first."""
         graph, shared, _ = self._split_layers()
         state = nnx.merge_state(jax.tree.map(lambda leaf: leaf[0], shared), own)
         return nnx.merge(graph, gathered(state, self.runtime))
@@ -384,14 +372,6 @@ class Encoder(nnx.Module):
         return LayerType(
             first=layer == 0 and self.config.norm == "pre_but_first", local=not self.config.is_global(layer)
         )
-
-    def _bias(self, keys: TokenPositions) -> Float[Array, "1 N T T"] | None:
-        """Returns the bias that every layer adds to its scores, by query and key.
-
-        It is the same for each row, since positions in the row are.
-        """
-        in_row = keys.in_row[:1]
-        return self.relative_bias(in_row, in_row) if self.config.relative in ATTENTION_BIASES else None
 
     def _loop(
         self,
@@ -410,7 +390,7 @@ class Encoder(nnx.Module):
 
         types = [self._layer_type(layer) for layer in range(depth)]
         # One function for each type, so that layers of one type are traced as the same function.
-        functions = {each: self.runtime.rematerialized(functools.partial(apply, layer_type=each)) for each in types}
+        functions = {kind: self.runtime.rematerialized(functools.partial(apply, layer_type=kind)) for kind in types}
 
         def loop(hidden: Array, stacked: tuple, layers: slice) -> tuple[Array, Any]:
             unrolled = self.runtime.unrolled(self.config.layers)
@@ -422,7 +402,7 @@ class Encoder(nnx.Module):
 
 
 def gathered(state: nnx.State, runtime: Runtime) -> nnx.State:
-    """Returns the parameters of one layer of a stack, gathered where they are sharded over fsdp."""
+    """Gathers one layer's parameters if they are sharded over fsdp."""
     if not runtime.placement.gathers:
         return state
     params = runtime.placement.gather(nnx.to_pure_dict(state), "encoder/layers", runtime.dtype)

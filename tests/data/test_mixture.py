@@ -235,7 +235,12 @@ def test_sources_mix_whether_or_not_their_text_has_scripts_without_spaces(folder
     plain = edited(folders["small"], tmp_path / "plain", masking={"unit": "word"})
     tokens = [edited(one, tmp_path / one.name.upper(), masking={"unit": "token"}) for one in (marked, plain)]
     for one, two in ((marked, plain), tokens):
-        assert len(open_phases(PretrainDataConfig(mixture=f"a={one}:0.5,b={two}:0.5"))[0].mixture.sources) == 2
+        assert (
+            len(
+                open_phases(PretrainDataConfig(mixture={"a": (str(one), 0.5), "b": (str(two), 0.5)}))[0].mixture.sources
+            )
+            == 2
+        )
 
 
 @pytest.mark.parametrize(

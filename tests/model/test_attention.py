@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention import PLAIN
 from families import FAMILIES
 
 from bert_jax.config import MeshConfig
 from bert_jax.errors import UserError
 from bert_jax.model.attention import choice
 from bert_jax.model.attention.kernels import (
+    KernelOptions,
     cudnn_attention,
     cudnn_attention_by_length,
     einsum_attention,
@@ -20,20 +22,15 @@ from bert_jax.model.attention.kernels import (
 from bert_jax.model.attention.layer import kernels
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.embeddings import sequence_lengths, token_positions, visible_keys
-from bert_jax.model.runtime import Placement, Runtime, platform_of
+from bert_jax.model.runtime import Runtime, platform_of
 from bert_jax.train.sharding import OnMesh, make_mesh
 
 GPU = {"platform": "gpu", "compute_dtype": "bfloat16", "head_width": 64, "dropout_rate": 0.0}
 TPU = GPU | {"platform": "tpu"}
-HIGHEST = jax.lax.Precision.HIGHEST
 
 
-def random_heads(slots: int = 7) -> list[jax.Array]:
-    return [jax.random.normal(jax.random.key(index), (2, slots, 3, 5)) for index in range(3)]
-
-
-def plain(query, key, value, visible, rate=0.0, seeds=None):
-    return einsum_attention(query, key, value, visible, dropout_rate=rate, seeds=seeds, precision=HIGHEST)[0]
+def random_heads(slots: int = 7) -> tuple[jax.Array, ...]:
+    return tuple(jax.random.normal(jax.random.key(index), (2, slots, 3, 5)) for index in range(3))
 
 
 def visible_in(sequences: jax.Array, **limits) -> jax.Array:
@@ -60,29 +57,25 @@ def test_windows_and_causality_are_those_of_a_loop_over_pairs():
 
 
 def test_a_bias_is_added_to_the_scores_before_the_softmax():
-    query, key, value = random_heads()
-    visible, bias = visible_in(SEQUENCES), jax.random.normal(jax.random.key(9), (1, 3, 7, 7))
-    wanted = jax.nn.dot_product_attention(query, key, value, bias=bias, mask=visible, implementation="xla")
-    context, probabilities = einsum_attention(
-        query, key, value, visible, bias=bias, dropout_rate=0.0, seeds=None, precision=HIGHEST
-    )
+    heads, visible, bias = random_heads(), visible_in(SEQUENCES), jax.random.normal(jax.random.key(9), (1, 3, 7, 7))
+    wanted = jax.nn.dot_product_attention(*heads, bias=bias, mask=visible, implementation="xla")
+    context, probabilities = einsum_attention(heads, visible, None, PLAIN, bias=bias)
     np.testing.assert_allclose(context, wanted, atol=1e-6)
     np.testing.assert_allclose(probabilities.sum(-1), 1, atol=1e-6)
-    np.testing.assert_allclose(jnp.einsum("bnqk,bknh->bqnh", probabilities, value), wanted, atol=1e-6)
+    np.testing.assert_allclose(jnp.einsum("bnqk,bknh->bqnh", probabilities, heads[2]), wanted, atol=1e-6)
 
 
 def test_einsum_equals_jax_dot_product_attention():
-    query, key, value = random_heads()
-    visible = visible_in(SEQUENCES)
-    wanted = jax.nn.dot_product_attention(query, key, value, mask=visible, implementation="xla")
-    np.testing.assert_allclose(plain(query, key, value, visible), wanted, atol=1e-6)
+    heads, visible = random_heads(), visible_in(SEQUENCES)
+    wanted = jax.nn.dot_product_attention(*heads, mask=visible, implementation="xla")
+    np.testing.assert_allclose(einsum_attention(heads, visible, None, PLAIN)[0], wanted, atol=1e-6)
 
 
 def test_a_masked_key_has_zero_gradient_and_padding_makes_no_nan():
     visible = visible_in(SEQUENCES)
 
-    def first_sequence(query, key, value):
-        return jnp.square(plain(query, key, value, visible)[0, :3]).sum()
+    def first_sequence(*heads):
+        return jnp.square(einsum_attention(heads, visible, None, PLAIN)[0][0, :3]).sum()
 
     gradients = jax.grad(first_sequence, (0, 1, 2))(*random_heads())
     for gradient in gradients:
@@ -93,7 +86,11 @@ def test_a_masked_key_has_zero_gradient_and_padding_makes_no_nan():
 
 def test_a_row_of_padding_alone_stays_finite_with_its_gradient():
     nothing = visible_in(jnp.zeros((2, 7), jnp.int32))
-    value, gradients = jax.value_and_grad(lambda *heads: plain(*heads, nothing).sum(), (0, 1, 2))(*random_heads())
+
+    def total(*heads):
+        return einsum_attention(heads, nothing, None, PLAIN)[0].sum()
+
+    value, gradients = jax.value_and_grad(total, (0, 1, 2))(*random_heads())
     assert np.isfinite(value)
     assert all(np.isfinite(gradient).all() for gradient in gradients)
 
@@ -103,7 +100,8 @@ def test_dropout_falls_on_the_probabilities_and_leaves_their_mean():
     visible = jnp.ones((2, 1, 64, 64), bool)
     ones = jnp.ones((2, 64, 3, 5))
     seeds = row_seeds(jax.random.key(3), (), 2)
-    sums = plain(query, key, ones, visible, rate=0.1, seeds=seeds)  # of the kept probabilities of each query
+    options = dataclasses.replace(PLAIN, dropout_rate=0.1)
+    sums = einsum_attention((query, key, ones), visible, seeds, options)[0]  # of each query's kept probabilities
     assert float(jnp.std(sums)) > 0.01
     # 384 queries of about 64 probabilities each: the standard error of the mean is under 0.01. Five of them.
     assert abs(float(sums.mean()) - 1) < 0.05
@@ -284,20 +282,19 @@ def test_cudnn_equals_einsum_in_values_and_gradients(causal):
         places = token_positions(sequences, sequences, unpacked=not masked)
         visible, real = visible_keys(places, places, causal=causal), (sequences > 0)[..., None, None]
 
-        def fused(query, key, value, places=places, visible=visible, masked=masked):
+        def fused(heads, places=places, visible=visible, masked=masked):
             if masked:
-                return cudnn_attention(query, key, value, visible)
-            lengths = sequence_lengths(places)
-            return cudnn_attention_by_length(query, key, value, lengths, causal=causal, placement=Placement())
+                return cudnn_attention(heads, visible, KernelOptions())
+            return cudnn_attention_by_length(heads, sequence_lengths(places), KernelOptions(causal=causal))
 
         def run(attend, real=real):
             def loss(*heads):
-                context = jnp.where(real, attend(*heads), 0)
+                context = jnp.where(real, attend(heads), 0)
                 return jnp.sin(context.astype(jnp.float32)).sum(), context
 
             return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
 
-        wanted = run(lambda *heads, visible=visible: plain(*heads, visible))(*heads)
+        wanted = run(lambda heads, visible=visible: einsum_attention(heads, visible, None, PLAIN)[0])(*heads)
         program = run(fused).lower(*heads).compile()
         for ours, theirs in zip(jax.tree.leaves(program(*heads)), jax.tree.leaves(wanted), strict=True):
             ours, theirs = (np.asarray(array, np.float32) for array in (ours, theirs))

@@ -1,6 +1,7 @@
 """Each kernel equals einsum_attention in values and gradients, for rows of any length."""
 
 import collections
+import dataclasses
 import functools
 from types import SimpleNamespace
 
@@ -8,14 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention import HIGHEST, assert_equals_einsum, rows
+from attention import PLAIN, assert_equals_einsum, rows
 from families import FAMILIES, PACKED, SEPARATE, assert_same, losses_and_gradients
 
 from bert_jax.config import MeshConfig
-from bert_jax.model.attention import choice, flash, layer, triton
+from bert_jax.model.attention import choice, flash, layer
 from bert_jax.model.attention.choice import bands_save_work
 from bert_jax.model.attention.flash import flash_attention
 from bert_jax.model.attention.kernels import (
+    KernelOptions,
     banded_attention,
     cudnn_attention,
     cudnn_attention_by_length,
@@ -27,31 +29,68 @@ from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.embeddings import sequence_lengths, token_positions, visible_keys
 from bert_jax.model.heads.config import Heads
-from bert_jax.model.runtime import Placement, Runtime
+from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.rows import SideBySideBatch, TaskBatch
 from bert_jax.train.sharding import OnMesh, make_mesh
 
+FEW, SEVERAL = 512, 128  # positions of flash's largest block
+# The kernel, positions, window, causality, dropout rate, head width and flash's largest block.
+CASES = [
+    (banded_attention, 75, 20, True, 0.0, 8, FEW),
+    (splash_attention, 130, 7, True, 0.0, 8, FEW),
+    (flash_attention, 130, 7, True, 0.1, 16, FEW),
+    (triton_attention, 100, 7, True, 0.1, 16, FEW),
+]
+SLOW_CASES = [
+    (banded_attention, 75, 3, False, 0.0, 8, FEW),
+    (banded_attention, 16, 5, False, 0.0, 8, FEW),
+    (splash_attention, 33, 0, False, 0.0, 8, FEW),
+    (splash_attention, 33, 0, True, 0.0, 8, FEW),
+    (splash_attention, 256, 7, False, 0.0, 8, FEW),
+    # Blocks of 128, of 512, and of 512 keys and 256 queries.
+    (splash_attention, 600, 0, True, 0.0, 8, FEW),
+    (splash_attention, 1000, 64, False, 0.0, 8, FEW),
+    (splash_attention, 2500, 64, False, 0.0, 8, FEW),
+    (splash_attention, 2500, 200, True, 0.0, 8, FEW),
+    # Heads that fill the lanes have the other layout.
+    (splash_attention, 130, 7, True, 0.0, 128, FEW),
+    (splash_attention, 600, 64, False, 0.0, 128, FEW),
+    (flash_attention, 33, 0, False, 0.0, 8, FEW),
+    (flash_attention, 6, 0, False, 0.1, 8, FEW),
+    (flash_attention, 300, 0, False, 0.1, 8, SEVERAL),  # three blocks of keys for each block of queries
+    (flash_attention, 300, 0, True, 0.5, 8, SEVERAL),
+    (flash_attention, 400, 20, False, 0.1, 8, FEW),  # three of four blocks
+    (flash_attention, 600, 130, True, 0.1, 8, FEW),
+    (triton_attention, 6, 0, False, 0.1, 16, FEW),
+    (triton_attention, 33, 0, False, 0.0, 32, FEW),
+    (triton_attention, 128, 0, False, 0.5, 64, FEW),
+    (triton_attention, 150, 0, False, 0.1, 16, FEW),  # three blocks, the last of which is not full
+    (triton_attention, 200, 20, True, 0.3, 16, FEW),
+    (triton_attention, 256, 0, False, 0.1, 64, FEW),
+]
+
 
 @pytest.mark.parametrize(
-    ("slots", "window", "causal"),
-    [(75, 20, True), *(pytest.param(*case, False, marks=pytest.mark.slow) for case in ((75, 3), (16, 5)))],
+    ("kernel", "slots", "window", "causal", "rate", "width", "largest_block"),
+    CASES + [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES],
 )
-def test_banded_equals_einsum(slots, window, causal):
-    def kernel(query, key, value, sequence_ids, visible):
-        options = {"window": window, "causal": causal, "dropout_rate": 0.0, "seeds": None, "precision": HIGHEST}
-        return banded_attention(query, key, value, sequence_ids, **options)
-
-    assert_equals_einsum(kernel, *rows(slots), window, causal)
+def test_a_kernel_equals_einsum_with_the_same_seeds(
+    kernel, slots, window, causal, rate, width, largest_block, monkeypatch
+):
+    monkeypatch.setattr(flash, "LARGEST_BLOCK", largest_block)
+    (heads, sequence_ids), seeds = rows(slots, width), row_seeds(jax.random.key(9), (), 2)
+    options = dataclasses.replace(PLAIN, window=window, causal=causal, dropout_rate=rate)
+    attend = functools.partial(kernel, sequence_ids=sequence_ids, seeds=seeds, options=options)
+    assert_equals_einsum(attend, heads, sequence_ids, options, seeds)
 
 
 def test_bands_have_fewer_scores_than_the_square():
     heads, sequence_ids = rows(200)
 
     def attend(*heads):
-        options = {"window": 16, "causal": False, "dropout_rate": 0.0, "seeds": None, "precision": HIGHEST}
-        return banded_attention(*heads, sequence_ids, **options)
+        return banded_attention(heads, sequence_ids, None, dataclasses.replace(PLAIN, window=16))
 
-    sizes = [np.prod(found.aval.shape) for step in jax.make_jaxpr(attend)(*heads).eqns for found in step.outvars]
+    sizes = [np.prod(array.aval.shape) for step in jax.make_jaxpr(attend)(*heads).eqns for array in step.outvars]
     assert max(sizes) < 2 * 3 * 200 * 200 / 2
     assert bands_save_work(16, 200) and not bands_save_work(16, 64) and not bands_save_work(64, 256)
 
@@ -61,40 +100,18 @@ def test_dropout_in_bands_falls_on_the_probabilities():
     (query, key, _), _ = rows(64)
     ones, whole = jnp.ones((2, 64, 3, 8)), jnp.ones((2, 64), jnp.int32)
     seeds = row_seeds(jax.random.key(3), (), 2)
-    options = {"window": 20, "causal": False, "precision": HIGHEST}
-    sums = banded_attention(query, key, ones, whole, dropout_rate=0.1, seeds=seeds, **options)
+    options = dataclasses.replace(PLAIN, window=20, dropout_rate=0.1)
+    sums = banded_attention((query, key, ones), whole, seeds, options)
     assert float(jnp.std(sums)) > 0.01
     # As for einsum_attention: the standard error of the mean is under 0.02. Five of them.
     assert abs(float(sums.mean()) - 1) < 0.1
 
 
-# Blocks of 128, of 512, and of 512 keys and 256 queries.
-SEVERAL_BLOCKS = ((600, 0, True), (1000, 64, False), (2500, 64, False), (2500, 200, True))
-
-
-@pytest.mark.parametrize(
-    ("slots", "window", "causal", "width"),
-    [
-        (130, 7, True, 8),
-        *(pytest.param(*case, 8, marks=pytest.mark.slow) for case in ((33, 0, False), (33, 0, True), (256, 7, False))),
-        *(pytest.param(*case, 8, marks=pytest.mark.slow) for case in SEVERAL_BLOCKS),
-        # Heads that fill the lanes have the other layout.
-        *(pytest.param(*case, 128, marks=pytest.mark.slow) for case in ((130, 7, True), (600, 64, False))),
-    ],
-)
-def test_splash_equals_einsum(slots, window, causal, width):
-    def kernel(query, key, value, sequence_ids, visible):
-        options = {"window": window, "causal": causal, "placement": Placement(), "interpret": True}
-        return splash_attention(query, key, value, sequence_ids, **options)
-
-    assert_equals_einsum(kernel, *rows(slots, width), window, causal)
-
-
 @pytest.mark.parametrize(("width", "last"), [(64, "positions"), (128, "width"), (192, "positions"), (256, "width")])
 def test_splash_reads_heads_that_would_be_padded_with_positions_last(width, last):
-    heads = [jax.ShapeDtypeStruct((2, 640, 3, width), jnp.bfloat16)] * 3
-    attend = functools.partial(splash_attention, window=0, causal=False, placement=Placement())
-    traced = str(jax.make_jaxpr(attend)(*heads, jax.ShapeDtypeStruct((2, 640), jnp.int32)))
+    heads = (jax.ShapeDtypeStruct((2, 640, 3, width), jnp.bfloat16),) * 3
+    attend = functools.partial(splash_attention, seeds=None, options=KernelOptions())
+    traced = str(jax.make_jaxpr(attend)(heads, jax.ShapeDtypeStruct((2, 640), jnp.int32)))
     assert (f"bf16[2,3,{width},640] = transpose" in traced) == (last == "positions")
 
 
@@ -104,12 +121,13 @@ def test_splash_is_cut_over_the_devices_of_a_mesh():
     heads, sequence_ids = jax.tree.map(
         lambda leaf: jnp.tile(leaf, (4,) + (1,) * (leaf.ndim - 1)), (heads, sequence_ids)
     )
-    heads = [jnp.concatenate([part, part[:, :, :1]], axis=2) for part in heads]  # four, for two devices each
-    attend = functools.partial(splash_attention, window=0, causal=False, placement=OnMesh(), interpret=True)
-    alone = jax.jit(attend)(*heads, sequence_ids)
+    heads = tuple(jnp.concatenate([part, part[:, :, :1]], axis=2) for part in heads)  # four, for two devices each
+    options = dataclasses.replace(PLAIN, placement=OnMesh())
+    attend = functools.partial(splash_attention, seeds=None, options=options)
+    alone = jax.jit(attend)(heads, sequence_ids)
     for sizes in ({}, {"data": 2, "fsdp": 2, "tensor": 2}):
         with jax.set_mesh(make_mesh(MeshConfig(**sizes))):
-            cut = jax.jit(attend)(*heads, sequence_ids)
+            cut = jax.jit(attend)(heads, sequence_ids)
         np.testing.assert_allclose(cut, alone, atol=1e-6)
         assert len(cut.sharding.device_set) == 8
         assert cut.addressable_shards[0].data.shape[2] == heads[0].shape[2] // sizes.get("tensor", 1)
@@ -119,26 +137,23 @@ def test_splash_is_cut_over_the_devices_of_a_mesh():
 def test_cudnn_is_given_even_lengths_and_equals_einsum(slots):
     """By the same function with XLA's implementation; cuDNN's own needs a GPU (test_attention.py)."""
 
-    def kernel(query, key, value, sequence_ids, visible):
-        return cudnn_attention(query, key, value, visible, implementation="xla")
-
-    assert_equals_einsum(kernel, *rows(slots), 2, False)
-    heads, sequence_ids = rows(slots)
+    (heads, sequence_ids), options = rows(slots), dataclasses.replace(PLAIN, window=2)
     places = token_positions(sequence_ids, sequence_ids)
+    visible = visible_keys(places, places, window=2)
+    assert_equals_einsum(lambda heads: cudnn_attention(heads, visible, options), heads, sequence_ids, options)
     some = places.at(jnp.asarray([[0, 4, 5], [8, 1, 1]]))
     visible = visible_keys(some, places)
     query = jnp.take_along_axis(heads[0], some.in_row[:, :, None, None], axis=1)
-    got = cudnn_attention(query, *heads[1:], visible, implementation="xla")
-    options = {"dropout_rate": 0.0, "seeds": None, "precision": HIGHEST}
-    wanted, _ = einsum_attention(query, *heads[1:], visible, **options)
-    np.testing.assert_allclose(got, wanted, atol=1e-5)
+    heads = (query, *heads[1:])
+    wanted, _ = einsum_attention(heads, visible, None, PLAIN)
+    np.testing.assert_allclose(cudnn_attention(heads, visible, PLAIN), wanted, atol=1e-5)
 
 
 UNPACKED = jnp.asarray(np.arange(9) < np.array([[9], [5], [0]]), jnp.int32)  # the last row is padding alone
 
 
-def unpacked_heads() -> list[jax.Array]:
-    return [jax.random.normal(jax.random.key(part), (3, 9, 4, 8)) for part in range(3)]
+def unpacked_heads() -> tuple[jax.Array, ...]:
+    return tuple(jax.random.normal(jax.random.key(part), (3, 9, 4, 8)) for part in range(3))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -146,31 +161,31 @@ def test_cudnn_with_lengths_equals_einsum_and_padding_moves_nothing(causal):
     """By the same function with XLA's implementation. The gradients of padding are compared, too: they are zero."""
     lengths = sequence_lengths(token_positions(UNPACKED, UNPACKED, unpacked=True))
     np.testing.assert_array_equal(lengths, [9, 5, 1])
-    attend = functools.partial(cudnn_attention_by_length, causal=causal, placement=Placement(), implementation="xla")
-    assert_equals_einsum(lambda *arguments: attend(*arguments[:3], lengths), unpacked_heads(), UNPACKED, 0, causal)
-    assert np.isfinite(attend(*unpacked_heads(), lengths)).all()
+    options = dataclasses.replace(PLAIN, causal=causal)
+    attend = functools.partial(cudnn_attention_by_length, lengths=lengths, options=options)
+    assert_equals_einsum(attend, unpacked_heads(), UNPACKED, options)
+    assert np.isfinite(attend(unpacked_heads())).all()
 
 
 def test_cudnn_with_lengths_computes_some_queries():
     places, heads = token_positions(UNPACKED, UNPACKED, unpacked=True), unpacked_heads()
     some = places.at(jnp.asarray([[8, 0], [4, 1], [0, 0]]))
     query = jnp.take_along_axis(heads[0], some.in_row[:, :, None, None], axis=1)
-    options = {"causal": False, "placement": Placement(), "implementation": "xla"}
-    got = cudnn_attention_by_length(query, *heads[1:], sequence_lengths(places), **options)
-    visible = visible_keys(some, places)
-    wanted, _ = einsum_attention(query, *heads[1:], visible, dropout_rate=0.0, seeds=None, precision=HIGHEST)
+    heads = (query, *heads[1:])
+    got = cudnn_attention_by_length(heads, sequence_lengths(places), PLAIN)
+    wanted, _ = einsum_attention(heads, visible_keys(some, places), None, PLAIN)
     np.testing.assert_allclose(got[:2], wanted[:2], atol=1e-5)
 
 
 @pytest.mark.slow
 def test_each_device_has_the_lengths_of_its_own_rows():
-    heads = [jnp.tile(part, (8, 1, 1, 1)) for part in unpacked_heads()]
+    heads = tuple(jnp.tile(part, (8, 1, 1, 1)) for part in unpacked_heads())
     lengths = jnp.arange(24, dtype=jnp.int32) % 9 + 1
-    attend = functools.partial(cudnn_attention_by_length, causal=False, placement=OnMesh(), implementation="xla")
-    alone = jax.jit(attend)(*heads, lengths)
+    attend = functools.partial(cudnn_attention_by_length, options=dataclasses.replace(PLAIN, placement=OnMesh()))
+    alone = jax.jit(attend)(heads, lengths)
     for sizes in ({}, {"data": 2, "fsdp": 2, "tensor": 2}):
         with jax.set_mesh(make_mesh(MeshConfig(**sizes))):
-            cut = jax.jit(attend)(*heads, lengths)
+            cut = jax.jit(attend)(heads, lengths)
         np.testing.assert_allclose(cut, alone, atol=1e-6)
         assert cut.addressable_shards[0].data.shape[0] == 24 // (8 // sizes.get("tensor", 1))
 
@@ -195,9 +210,9 @@ def test_cudnn_needs_no_mask_for_rows_of_one_sequence(family, batch, with_mask, 
     calls = collections.Counter()
 
     def kernel(name):
-        def attend(query, *_, **__):
+        def attend(heads, *_):
             calls[name] += 1
-            return query
+            return heads[0]
 
         return attend
 
@@ -217,22 +232,11 @@ def test_cudnn_needs_no_mask_for_rows_of_one_sequence(family, batch, with_mask, 
     assert [record.levelname for record in caplog.records] == ["WARNING"] * bool(with_mask and old)
 
 
-# By the kernel: a module, and its functions in the form that runs on a CPU.
-KERNELS: dict[str, tuple] = {
-    "banded": (layer, ()),
-    "splash": (layer, (functools.partial(splash_attention, interpret=True),)),
-    "flash": (flash, (functools.partial(flash_attention, interpret=True),)),
-    "triton": (triton, (functools.partial(triton_attention, interpret=True),)),
-    "cudnn": (
-        layer,
-        [functools.partial(each, implementation="xla") for each in (cudnn_attention, cudnn_attention_by_length)],
-    ),
-}
 # Relative positions are for einsum alone, of the others only ModernBERT has windows. cuDNN takes unpacked rows apart.
-CASES = [("banded", "modernbert", True)] + [
+MODELS = [("banded", "modernbert", True)] + [
     (kernel, family, True) for kernel in ("flash", "triton") for family in ("bert", "modernbert")
 ]
-CASES += [
+MODELS += [
     (kernel, family, packed)
     for kernel, packed in (("splash", True), ("cudnn", True), ("cudnn", False))
     for family, model in FAMILIES.items()
@@ -241,21 +245,19 @@ CASES += [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kernel", "family", "packed"), CASES)
+@pytest.mark.parametrize(("kernel", "family", "packed"), MODELS)
 def test_losses_and_gradients_of_every_family_are_those_of_einsum(kernel, family, packed, monkeypatch):
     """Law 5's batches and losses: one or several sequences a row, padding, a length that is no multiple of anything."""
     wanted = losses_and_gradients(family, "scan", packed)
 
-    chosen = set()
+    chosen = []
 
     def choose(requested, situation):
-        chosen.add("einsum" if kernel == "banded" and not situation.local else kernel)
-        return "einsum" if kernel == "banded" and not situation.local else kernel
+        chosen.append("einsum" if kernel == "banded" and not situation.local else kernel)
+        return chosen[-1]
 
     monkeypatch.setattr(choice, "choose", choose)
-    module, functions = KERNELS[kernel]
-    for function in functions:
-        monkeypatch.setattr(module, function.func.__name__, function)
+    monkeypatch.setattr(layer, "KernelOptions", functools.partial(KernelOptions, interpret=True))
     # Not from the cache of what einsum gave.
     got = losses_and_gradients.__wrapped__(family, "scan", packed)
     assert_same(got, wanted)

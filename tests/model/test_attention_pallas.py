@@ -1,93 +1,58 @@
-"""The Pallas kernels for TPUs (flash) and GPUs (triton), interpreted: values, gradients and dropped probabilities are
-those of einsum."""
+"""The Pallas kernels for TPUs (flash) and GPUs (triton), interpreted: their dropout, grids, shards and matmuls."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention import HIGHEST, assert_equals_einsum, rows
+from attention import PLAIN, rows
 from jax.sharding import PartitionSpec
 
 from bert_jax.config import MeshConfig
 from bert_jax.errors import UserError
-from bert_jax.model.attention import flash
 from bert_jax.model.attention.choice import triton_length
-from bert_jax.model.attention.flash import Grid, flash_attention
-from bert_jax.model.attention.kernels import einsum_attention
+from bert_jax.model.attention.flash import FlashGrid, flash_attention
+from bert_jax.model.attention.kernels import KernelOptions, einsum_attention
 from bert_jax.model.attention.triton import triton_attention
 from bert_jax.model.dropout import keep_mask, row_seeds
 from bert_jax.model.embeddings import token_positions, visible_keys
-from bert_jax.model.runtime import Placement
 from bert_jax.planning import program as programs
 from bert_jax.train.gradient_sums import InShard
 from bert_jax.train.sharding import ROWS, OnMesh, make_mesh
 
 ON_MESH = OnMesh()
-OPTIONS = {"precision": HIGHEST, "placement": Placement(), "interpret": True}
 
 
 @pytest.mark.parametrize(
-    ("kernel", "slots", "window", "causal", "rate", "width", "largest_block"),
+    ("kernel", "slots", "width"),
     [
-        (flash_attention, 130, 7, True, 0.1, 16, 512),
-        (triton_attention, 100, 7, True, 0.1, 16, 512),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (flash_attention, 33, 0, False, 0.0, 8, 512),
-                (flash_attention, 6, 0, False, 0.1, 8, 512),
-                (flash_attention, 300, 0, False, 0.1, 8, 128),  # three blocks of keys for each block of queries
-                (flash_attention, 300, 0, True, 0.5, 8, 128),
-                (flash_attention, 400, 20, False, 0.1, 8, 512),  # three of four blocks
-                (flash_attention, 600, 130, True, 0.1, 8, 512),
-                (triton_attention, 6, 0, False, 0.1, 16, 512),
-                (triton_attention, 33, 0, False, 0.0, 32, 512),
-                (triton_attention, 128, 0, False, 0.5, 64, 512),
-                (triton_attention, 150, 0, False, 0.1, 16, 512),  # three blocks, the last of which is not full
-                (triton_attention, 200, 20, True, 0.3, 16, 512),
-                (triton_attention, 256, 0, False, 0.1, 64, 512),
-            )
-        ),
+        (flash_attention, 24, 24),
+        *(pytest.param(triton_attention, slots, 16, marks=pytest.mark.slow) for slots in (24, 160)),
     ],
 )
-def test_values_and_gradients_are_those_of_einsum_with_the_same_seeds(
-    kernel, slots, window, causal, rate, width, largest_block, monkeypatch
-):
-    monkeypatch.setattr(flash, "LARGEST_BLOCK", largest_block)
-    seeds = row_seeds(jax.random.key(9), (), 2)
-
-    def attend(query, key, value, sequence_ids, visible):
-        options = {"window": window, "causal": causal, "dropout_rate": rate, "seeds": seeds, **OPTIONS}
-        return kernel(query, key, value, sequence_ids, **options)
-
-    assert_equals_einsum(attend, *rows(slots, width), window, causal, rate, seeds)
-
-
-def test_the_kernel_drops_what_the_mask_of_the_whole_array_drops():
+def test_a_kernel_drops_what_the_mask_of_the_whole_array_drops(kernel, slots, width):
     """With values that are unit vectors the context is the probabilities; equal scores make all of them equal."""
-    shape, rate = (2, 24, 3, 24), 0.3
-    seeds = row_seeds(jax.random.key(4), (), 2)
-    units = jnp.broadcast_to(jnp.eye(24)[None, :, None], shape)
-    options = {"window": 0, "causal": False, "dropout_rate": rate, "seeds": seeds, **OPTIONS}
-    whole = jnp.ones((2, 24), jnp.int32)
-    found = flash_attention(jnp.zeros(shape), jnp.zeros(shape), units, whole, **options)
-    kept = keep_mask(seeds, (2, 3, 24, 24), rate, position_axes=2)
-    np.testing.assert_allclose(found.transpose(0, 2, 1, 3), kept / (24 * (1 - rate)), atol=1e-6)
+    shape, rate = (2, slots, 3, width), 0.3
+    seeds, zeros = row_seeds(jax.random.key(4), (), 2), jnp.zeros(shape)
+    units = jnp.broadcast_to(jnp.eye(slots, width)[None, :, None], shape)
+    options = dataclasses.replace(PLAIN, dropout_rate=rate)
+    context = kernel((zeros, zeros, units), jnp.ones((2, slots), jnp.int32), seeds, options)
+    kept = keep_mask(seeds, (2, 3, slots, slots), rate, position_axes=2)[..., :width]
+    np.testing.assert_allclose(context.transpose(0, 2, 1, 3), kept / (slots * (1 - rate)), atol=1e-6)
 
 
 @pytest.mark.slow
 def test_the_shards_of_a_mesh_drop_what_one_device_drops():
     heads, sequence_ids = rows(20)
-    heads = [jnp.tile(jnp.concatenate([part, part[:, :, :1]], axis=2), (4, 1, 1, 1)) for part in heads]
+    heads = tuple(jnp.tile(jnp.concatenate([part, part[:, :, :1]], axis=2), (4, 1, 1, 1)) for part in heads)
     sequence_ids = jnp.tile(sequence_ids, (4, 1))
     seeds = row_seeds(jax.random.key(5), (), 8)
-    options = {"window": 0, "causal": False, "dropout_rate": 0.1} | OPTIONS
 
     def loss(heads, sequence_ids, seeds, placement=ON_MESH):
-        found = flash_attention(*heads, sequence_ids, seeds=seeds, **options | {"placement": placement})
-        return jnp.sin(found).sum()
+        options = dataclasses.replace(PLAIN, dropout_rate=0.1, placement=placement)
+        return jnp.sin(flash_attention(heads, sequence_ids, seeds, options)).sum()
 
     alone = jax.jit(jax.value_and_grad(loss))(heads, sequence_ids, seeds)
     cube = {"data": 2, "fsdp": 2, "tensor": 2}
@@ -116,7 +81,7 @@ def test_the_shards_of_a_mesh_drop_what_one_device_drops():
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("length", "window"), [(128, 0), (1536, 0), (640, 0), (1024, 1), (1024, 130), (2048, 600)])
 def test_the_cells_cover_every_visible_pair_once_and_few_others(length, window, causal, of_queries):
-    grid = Grid(heads=12, width=64, length=length, window=window, causal=causal)
+    grid = FlashGrid(heads=12, width=64, length=length, window=window, causal=causal)
     assert grid.length == grid.block * grid.blocks and grid.heads % grid.heads_per_cell == 0
     cells = []
     for shared in range(grid.blocks):
@@ -138,41 +103,40 @@ def test_the_scores_stay_in_the_kernels_which_compute_each_matmul_once():
     heads = jax.ShapeDtypeStruct((2, 512, 3, 64), jnp.bfloat16)
 
     def loss(query, key, value, sequence_ids, seeds):
-        options = {"window": 0, "causal": False, "dropout_rate": 0.1, "seeds": seeds} | OPTIONS
-        return flash_attention(query, key, value, sequence_ids, **options).astype(jnp.float32).sum()
+        options = dataclasses.replace(PLAIN, dropout_rate=0.1)
+        return flash_attention((query, key, value), sequence_ids, seeds, options).astype(jnp.float32).sum()
 
     arguments = (jax.ShapeDtypeStruct((2, 512), jnp.int32), jax.ShapeDtypeStruct((2, 2), jnp.uint32))
     traced = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(heads, heads, heads, *arguments)
     assert programs.count_flops(traced).pallas == (2 + 5) * 2 * 2 * 3 * 512**2 * 64
-    assert max(np.prod(found.aval.shape) for step in traced.eqns for found in step.outvars) == np.prod(heads.shape)
+    assert max(np.prod(array.aval.shape) for step in traced.eqns for array in step.outvars) == np.prod(heads.shape)
 
 
 def test_rows_whose_query_gradient_exceeds_memory_are_refused():
     heads, sequence_ids = jnp.zeros((1, 16385, 1, 64), jnp.bfloat16), jnp.ones((1, 16385), jnp.int32)
-    options = {"window": 0, "causal": False, "dropout_rate": 0.0, "seeds": None} | OPTIONS
     with pytest.raises(UserError, match=r"up to 16,384 positions with heads of 64, got 16,385\. .*attention=auto"):
-        flash_attention(heads, heads, heads, sequence_ids, **options)
+        flash_attention((heads,) * 3, sequence_ids, None, PLAIN)
 
 
 @pytest.mark.accelerator
 @pytest.mark.usefixtures("nvidia_gpu")
 @pytest.mark.parametrize("slots", [100, 128, 512])
 def test_the_kernels_on_a_gpu_equal_einsum(slots):
-    heads = [jax.random.normal(jax.random.key(part), (4, slots, 3, 64), jnp.bfloat16) for part in range(3)]
+    heads = tuple(jax.random.normal(jax.random.key(part), (4, slots, 3, 64), jnp.bfloat16) for part in range(3))
     sequence_ids = jnp.repeat(jnp.asarray([[1, 1, 2, 0], [1, 1, 1, 1]] * 2, jnp.int32), slots // 4, axis=1)
     places, seeds = token_positions(sequence_ids, sequence_ids), row_seeds(jax.random.key(2), (), 4)
     visible, real = visible_keys(places, places), (sequence_ids > 0)[..., None, None]
-    options = {"dropout_rate": 0.1, "seeds": seeds, "precision": jax.lax.Precision.DEFAULT}
+    options = KernelOptions(dropout_rate=0.1)
 
-    def plain(*heads):
-        return einsum_attention(*heads, visible, **options)[0]
+    def plain(heads):
+        return einsum_attention(heads, visible, seeds, options)[0]
 
-    def kernel(*heads):
-        return triton_attention(*heads, sequence_ids, window=0, causal=False, placement=Placement(), **options)
+    def kernel(heads):
+        return triton_attention(heads, sequence_ids, seeds, options)
 
     def run(attend):
         def loss(*heads):
-            context = jnp.where(real, attend(*heads), 0)
+            context = jnp.where(real, attend(heads), 0)
             return jnp.sin(context.astype(jnp.float32)).sum(), context
 
         return jax.tree.leaves(jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*heads))
@@ -181,32 +145,18 @@ def test_the_kernels_on_a_gpu_equal_einsum(slots):
         np.testing.assert_allclose(np.asarray(ours, np.float32), np.asarray(theirs, np.float32), atol=3e-2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("slots", [24, 160])
-def test_the_triton_kernel_drops_what_the_mask_of_the_whole_array_drops(slots):
-    """With values that are unit vectors the context is the probabilities; equal scores make all of them equal."""
-    shape, rate = (2, slots, 3, 16), 0.3
-    seeds = row_seeds(jax.random.key(4), (), 2)
-    units = jnp.broadcast_to(jnp.eye(slots, 16)[None, :, None], shape)
-    options = {"window": 0, "causal": False, "dropout_rate": rate, "seeds": seeds, **OPTIONS}
-    whole = jnp.ones((2, slots), jnp.int32)
-    found = triton_attention(jnp.zeros(shape), jnp.zeros(shape), units, whole, **options)
-    kept = keep_mask(seeds, (2, 3, slots, slots), rate, position_axes=2)[..., :16]
-    np.testing.assert_allclose(found.transpose(0, 2, 1, 3), kept / (slots * (1 - rate)), atol=1e-6)
-
-
 @pytest.mark.parametrize(("slots", "backward"), [(128, 5), (256, 7)])
 def test_a_row_of_one_block_computes_no_matmul_twice_and_the_scores_stay_in_the_kernels(slots, backward):
     """Two matmuls forward. With blocks, scores and their gradient are computed for queries and again for keys."""
     heads, sequence_ids = rows(slots, 16)
-    options = {"window": 0, "causal": False, "dropout_rate": 0.1, "seeds": row_seeds(jax.random.key(1), (), 2)}
+    seeds, options = row_seeds(jax.random.key(1), (), 2), dataclasses.replace(PLAIN, dropout_rate=0.1)
 
     def loss(heads):
-        return triton_attention(*heads, sequence_ids, **options, **OPTIONS).sum()
+        return triton_attention(heads, sequence_ids, seeds, options).sum()
 
     traced = jax.make_jaxpr(jax.grad(loss))(heads)
     assert programs.count_flops(traced).pallas == (2 + backward) * 2 * 2 * 3 * slots * slots * 16
-    outside = [found.aval.shape for equation in traced.eqns for found in equation.outvars]
+    outside = [array.aval.shape for equation in traced.eqns for array in equation.outvars]
     assert not any(shape.count(slots) > 1 for shape in outside)
 
 

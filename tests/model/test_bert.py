@@ -15,11 +15,9 @@ from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params, bind, init_params
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.outputs import (
-    class_logits,
     masked_logits,
     next_sentence_logits,
     pool_vectors,
-    tag_logits,
     vocabulary_logits,
 )
 from bert_jax.model.runtime import Runtime
@@ -258,44 +256,23 @@ def test_encode_at_gives_the_vectors_that_the_heads_read(params):
     np.testing.assert_allclose(*pooled, atol=1e-5)
 
 
-def test_classifier_and_tagger_drop_out_and_give_float32_logits():
-    batch = padded_batch()
-
-    @jax.jit
-    def logits(params):
-        model = bind(DROPPING, EVERY_HEAD, params, Runtime(compute_dtype="bfloat16"))
-        hidden = model.encode(batch).last
-        pooled = pool_vectors(model, gather_positions(hidden, batch.cls_positions))
-        return [
-            (head(model, vectors), head(model, vectors, KEY))
-            for head, vectors in ((class_logits, pooled), (tag_logits, hidden))
-        ]
-
-    for (plain, dropped), shape in zip(
-        logits(init_params(DROPPING, EVERY_HEAD, KEY)), [(3, 1, 3), (3, 13, 5)], strict=True
-    ):
-        assert plain.shape == shape
-        assert plain.dtype == jnp.float32
-        assert np.abs(dropped - plain).max() > 0
-
-
 def test_rows_longer_than_the_positions_are_refused(params):
     with pytest.raises(UserError, match="rows of 40 positions do not fit a model with max_positions=32"):
         bind(CONFIG, PRETRAINING, params, Runtime()).encode(padded_batch(slots=40))
 
 
-def test_a_head_on_the_pooled_vector_needs_a_pooler():
-    with pytest.raises(UserError, match="pooler=True"):
-        Heads(classes=2)
-
-
-def test_parameters_of_another_architecture_are_refused_by_path(params):
-    wider = dataclasses.replace(CONFIG, feed_forward=21)
-    with pytest.raises(
-        UserError, match=r"feed_forward/input/bias has shape \[2, 20\], but the model expects \[2, 21\]"
-    ):
-        bind(wider, PRETRAINING, params, Runtime())
-    with pytest.raises(UserError, match="classifier/dense/bias is missing"):
-        bind(CONFIG, EVERY_HEAD, params, Runtime())
-    with pytest.raises(UserError, match="mlm_head/bias does not belong to this model"):
-        bind(CONFIG, Heads(pooler=True), params, Runtime())
+@pytest.mark.parametrize(
+    ("changes", "heads", "message"),
+    [
+        (
+            {"feed_forward": 21},
+            PRETRAINING,
+            r"feed_forward/input/bias has shape \[2, 20\], but the model expects \[2, 21\]",
+        ),
+        ({}, EVERY_HEAD, "classifier/dense/bias is missing"),
+        ({}, Heads(pooler=True), "mlm_head/bias does not belong to this model"),
+    ],
+)
+def test_parameters_of_another_architecture_are_refused_by_path(params, changes, heads, message):
+    with pytest.raises(UserError, match=message):
+        bind(dataclasses.replace(CONFIG, **changes), heads, params, Runtime())

@@ -114,7 +114,8 @@ def test_a_model_equals_the_reference(tmp_path, name):
         rows = golden.real() if by_token else slice(None)
         assert_close(np.asarray(values).reshape(wanted.shape)[rows], wanted[rows], kind)
     assert_close(loss, golden.output("loss"), "loss")
-    family, architecture = family_of(arrays)
+    values = json.loads(str(arrays["config"]))
+    family, architecture = FAMILIES[values["model_type"]], values["architectures"][0]
     flat = {path: np.asarray(value) for path, value in layers.flatten(gradients).items()}
     theirs = name_table.export_tensors(family.table(architecture), flat, loaded.model)
     wanted = golden.tensors("gradients")
@@ -122,11 +123,6 @@ def test_a_model_equals_the_reference(tmp_path, name):
     for bare, value in theirs.items():
         whole = family.full_name(bare, architecture)
         assert_close(value, wanted[whole], f"gradient of {whole}")
-
-
-def family_of(arrays: dict[str, np.ndarray]):
-    values = json.loads(str(arrays["config"]))
-    return FAMILIES[values["model_type"]], values["architectures"][0]
 
 
 @pytest.mark.parametrize("name", GOLDEN)

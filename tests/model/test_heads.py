@@ -140,25 +140,20 @@ def test_an_unknown_head_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("kind", "arguments", "message"),
     [
-        ({"classes": 2}, "pooler=True"),
-        ({"choices": True}, "pooler=True"),
-        ({"next_sentence": True, "pooling": "mean"}, "pooler=True"),
-        ({"pooling": "median"}, "unknown heads.pooling 'median'; choose from cls, mean, max"),
-        ({"classes": 2, "choices": True, "pooler": True}, "one classifier"),
-        ({"mlm": True, "lm": True}, "either causal or bidirectional"),
-        ({"span_boundary": True}, "heads.mlm=True"),
-        ({"crf": True, "tags": 1}, "two or more tags, got heads.tags=1"),
+        (Heads, {"classes": 2}, "pooler=True"),
+        (Heads, {"choices": True}, "pooler=True"),
+        (Heads, {"next_sentence": True, "pooling": "mean"}, "pooler=True"),
+        (Heads, {"pooling": "median"}, "unknown heads.pooling 'median'; choose from cls, mean, max"),
+        (Heads, {"classes": 2, "choices": True, "pooler": True}, "one classifier"),
+        (Heads, {"mlm": True, "lm": True}, "either causal or bidirectional"),
+        (Heads, {"span_boundary": True}, "heads.mlm=True"),
+        (Heads, {"crf": True, "tags": 1}, "two or more tags, got heads.tags=1"),
+        (SpanHeads, {"classes": 2}, "heads.spans.length is 0"),
+        (SpanHeads, {"length": 3, "content": "sum"}, "unknown heads.spans.content 'sum'; choose from mean, attention"),
     ],
 )
-def test_heads_that_do_not_go_together_are_refused(arguments: dict, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        Heads(**arguments)
-
-
-def test_heads_over_spans_need_a_length_and_known_choices() -> None:
-    with pytest.raises(UserError, match=r"heads.spans.length is 0"):
-        SpanHeads(classes=2)
-    with pytest.raises(UserError, match=r"unknown heads.spans.content 'sum'; choose from mean, attention"):
-        SpanHeads(3, content="sum")
+def test_heads_that_do_not_go_together_are_refused(kind: type, arguments: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        kind(**arguments)

@@ -15,16 +15,19 @@ def test_float32_multiplies_at_the_highest_precision():
     assert Runtime(compute_dtype="bfloat16").precision == jax.lax.Precision.DEFAULT
 
 
-def test_auto_unrolls_shallow_models_only():
-    assert Runtime(layer_loop="auto").unrolled(4)
-    assert not Runtime(layer_loop="auto").unrolled(24)
-    assert Runtime(layer_loop="auto", platform="gpu").unrolled(24)
-    assert not Runtime(layer_loop="auto", platform="gpu").unrolled(25)
-    assert not Runtime(layer_loop="auto", platform="rocm").unrolled(24)
-    assert Runtime(layer_loop="auto", platform="tpu").unrolled(24)
-    assert not Runtime(layer_loop="auto", platform="tpu").unrolled(25)
-    assert Runtime(layer_loop="unrolled").unrolled(12)
-    assert not Runtime(layer_loop="scan").unrolled(4)
+@pytest.mark.parametrize(
+    ("loop", "platform", "layers", "unrolled"),
+    [
+        ("auto", "", 4, True),
+        ("auto", "", 24, False),
+        ("auto", "rocm", 24, False),
+        *(("auto", platform, layers, layers == 24) for platform in ("gpu", "tpu") for layers in (24, 25)),
+        ("unrolled", "", 12, True),
+        ("scan", "", 4, False),
+    ],
+)
+def test_auto_unrolls_shallow_models_only(loop, platform, layers, unrolled):
+    assert Runtime(layer_loop=loop, platform=platform).unrolled(layers) == unrolled
 
 
 @pytest.mark.parametrize(("field", "value"), [("compute_dtype", "float16"), ("layer_loop", "while"), ("remat", "most")])

@@ -14,8 +14,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 
 from benchmarks import plans
 from bert_jax.errors import UserError
-from bert_jax.model.attention.kernels import splash_attention
-from bert_jax.model.runtime import Placement
+from bert_jax.model.attention.kernels import KernelOptions, splash_attention
 from bert_jax.planning import program as programs
 from bert_jax.planning.compile import parse_out_of_memory
 from bert_jax.planning.estimate import CYCLES, EXPOSED, PALLAS, ROOFLINE, collectives, pallas_efficiency, step_time
@@ -448,7 +447,7 @@ def test_each_matmul_of_the_splash_kernel_is_counted_once(length, window, blocks
     heads = jax.ShapeDtypeStruct((2, length, 3, 64), jnp.bfloat16)
 
     def loss(query, key, value, sequence_ids):
-        attended = splash_attention(query, key, value, sequence_ids, window=window, causal=False, placement=Placement())
+        attended = splash_attention((query, key, value), sequence_ids, None, KernelOptions(window))
         return attended.astype(jnp.float32).sum()
 
     sequence_ids = jax.ShapeDtypeStruct((2, length), jnp.int32)

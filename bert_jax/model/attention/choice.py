@@ -1,4 +1,4 @@
-"""Chooses the attention kernel of a layer. `choose` reads top to bottom; the choice is always logged.
+"""Chooses a layer's attention kernel. `choose` reads top to bottom; the choice is always logged.
 
     splash   the splash kernel on TPUs, bfloat16, without attention dropout (kernels.py)
     banded   plain XLA, every platform, with dropout, for layers with a window; other layers use einsum (kernels.py)
@@ -8,7 +8,7 @@
     triton   the same on NVIDIA GPUs (triton.py)
     einsum   plain XLA, every platform, with dropout, relative positions and attention maps (kernels.py)
 
-The limits of the kernels are here, so that a choice imports none of them: importing Pallas takes a second.
+The kernels' limits are here, so that choosing imports none of them: importing Pallas takes a second.
 """
 
 import functools
@@ -25,10 +25,9 @@ SEPARATE = ("cudnn", "triton")
 
 SMALLEST_BAND = 16  # positions; smaller blocks of banded make matmuls too small to pay on any device
 
-CUDNN_HEAD_MULTIPLE, CUDNN_LARGEST_HEAD = 8, 128
+HEAD_MULTIPLE = 8  # for cuDNN; for splash and flash, head widths from 8 to 192 were compiled for TPU v4 to v6e
+CUDNN_LARGEST_HEAD = 128
 CUDNN_LEAST_GENERATION = 8  # of the compute capability: Ampere
-
-PALLAS_HEAD_MULTIPLE = 8  # for splash and flash, head widths from 8 to 192 were compiled for TPU v4 to v6e
 
 TRITON_HEAD_WIDTHS = (16, 32, 64, 128)
 TRITON_LEAST_BLOCK = 16  # the smallest tile of a matmul in Triton
@@ -39,14 +38,14 @@ HOPPER, TIMED_WIDTH = "9.0", 64  # the compute capability and the head width for
 
 @dataclass(frozen=True)
 class Situation:
-    """What the choice of a kernel depends on."""
+    """A layer, its rows and the device, as `choose` sees them."""
 
     platform: str
     compute_dtype: str
     head_width: int
     dropout_rate: float  # of attention probabilities; 0 in evaluation
     needs_scores: bool = False  # a bias is added to the scores, or the probabilities are returned
-    window: int = 0  # of the local layers of the architecture; 0: it has none
+    window: int = 0  # of the model's local layers; 0: it has none
     local: bool = False  # this layer is one of them
     length: int = 0  # positions of a row; 0: unknown
     causal: bool = False
@@ -56,15 +55,11 @@ class Situation:
 
 
 def choose(requested: str, situation: Situation) -> str:
-    """Returns the name of the kernel that runs in a layer.
-
-    Raises UserError for an unknown choice, or for one that cannot run, with the reason.
-    """
-    if requested not in (known := ("auto", *KERNELS)):
-        raise UserError(f"unknown config.model.attention {requested!r}; choose from {', '.join(known)}")
+    """Returns the name of a layer's kernel. Raises UserError if the requested one is unknown or cannot run."""
+    if requested not in ("auto", *KERNELS):
+        raise UserError(f"unknown config.model.attention {requested!r}; choose from auto, {', '.join(KERNELS)}")
     obstacles = {kernel: _obstacle(kernel, situation) for kernel in KERNELS}
-    exceptions = {kernel: _exception(kernel, situation) for kernel in KERNELS}
-    possible = [kernel for kernel in KERNELS if not obstacles[kernel] and not exceptions[kernel]]
+    against = {kernel: obstacles[kernel] or _exception(kernel, situation) for kernel in KERNELS}
     fused = "splash" if situation.platform == "tpu" else "cudnn"
 
     if requested != "auto":
@@ -73,48 +68,42 @@ def choose(requested: str, situation: Situation) -> str:
                 f"config.model.attention={requested} cannot run: {requested} {obstacles[requested]}; or use "
                 "config.model.attention=auto"
             )
-        if exceptions[requested]:
-            kernel, reason = "einsum", f"{requested} {exceptions[requested]}"
-        else:
-            kernel, reason = requested, "as requested"
-    elif "splash" in possible:
+        kernel, reason = requested, "as requested"
+        if against[requested]:
+            kernel, reason = "einsum", f"{requested} {against[requested]}"
+    elif not against["splash"]:
         # Splash skips blocks outside a window itself (docs/decisions/model_and_attention.md).
         kernel, reason = "splash", "fastest on this platform"
-    elif "banded" in possible and bands_save_work(situation.window, situation.length):
+    elif not against["banded"] and bands_save_work(situation.window, situation.length):
         # Long rows with a narrow window: cuDNN would compute all of the scores (docs/decisions/model_and_attention.md).
-        against = obstacles[fused] or exceptions[fused]
-        kernel, reason = "banded", f"{fused} {against or 'would compute scores outside the window'}"
-    elif "cudnn" in possible:
+        kernel, reason = "banded", f"{fused} {against[fused] or 'would compute scores outside the window'}"
+    elif not against["cudnn"]:
         kernel, reason = "cudnn", "fastest on this platform"
-    elif "triton" in possible and _triton_is_faster(situation):
-        kernel, reason = "triton", f"{fused} {obstacles[fused]}"
+    elif not against["triton"] and _triton_is_faster(situation):
+        kernel, reason = "triton", f"{fused} {against[fused]}"
     else:
         # Never flash, which nobody has run on a TPU (docs/decisions/model_and_attention.md).
-        kernel, reason = "einsum", f"{fused} {obstacles[fused] or exceptions[fused]}"
+        kernel, reason = "einsum", f"{fused} {against[fused]}"
     log_once(f"attention kernel: {kernel} ({reason})")
     return kernel
 
 
 def _obstacle(kernel: str, s: Situation) -> str:
-    """Returns the first reason why a kernel cannot run in a model; empty if it can. A request is refused with it."""
+    """Returns the first reason why a kernel cannot run in a model, to refuse a request with; empty if it can."""
     tpu = (f"needs a TPU, and this runs on {s.platform}", s.platform != "tpu")
     nvidia = (f"needs an NVIDIA GPU, and this runs on {s.platform}", s.platform not in NVIDIA)
     half = (f"needs config.compute_dtype=bfloat16, got {s.compute_dtype}", s.compute_dtype != "bfloat16")
     no_dropout = (f"needs config.model.attention_dropout=0, got {s.dropout_rate}", s.dropout_rate > 0)
     no_scores = ("returns no attention maps and takes no bias of relative positions", s.needs_scores)
     mesh = ("on several devices needs a mesh (jax.set_mesh)", not s.shardable)
-    multiple, largest = CUDNN_HEAD_MULTIPLE, CUDNN_LARGEST_HEAD
+    multiple = f"needs a head width that is a multiple of {HEAD_MULTIPLE}"
     cudnn_width = (
-        f"needs a head width that is a multiple of {multiple} up to {largest}, got {s.head_width}",
-        s.head_width % multiple or s.head_width > largest,
+        f"{multiple} up to {CUDNN_LARGEST_HEAD}, got {s.head_width}",
+        s.head_width % HEAD_MULTIPLE or s.head_width > CUDNN_LARGEST_HEAD,
     )
-    pallas_width = (
-        f"needs a head width that is a multiple of {PALLAS_HEAD_MULTIPLE}, got {s.head_width}",
-        s.head_width % PALLAS_HEAD_MULTIPLE,
-    )
-    widths = f"{', '.join(map(str, TRITON_HEAD_WIDTHS[:-1]))} or {TRITON_HEAD_WIDTHS[-1]}"
+    pallas_width = (f"{multiple}, got {s.head_width}", s.head_width % HEAD_MULTIPLE)
     triton_width = (
-        f"needs a head width of {widths}, got {s.head_width}",
+        f"needs a head width of 16, 32, 64 or 128, got {s.head_width}",
         s.head_width not in TRITON_HEAD_WIDTHS,
     )
     generation = s.capability.partition(".")[0]
@@ -134,24 +123,24 @@ def _obstacle(kernel: str, s: Situation) -> str:
 
 
 def _exception(kernel: str, s: Situation) -> str:
-    """Returns why a layer uses einsum instead, though the kernel may run in other layers of the model; or nothing."""
+    """Returns why this layer uses einsum instead, though other layers of the model may run the kernel; or nothing."""
     if s.some_queries and kernel not in ("cudnn", "einsum"):
         return "cannot compute some queries only"
     return "needs a layer with a window" if kernel == "banded" and not s.local else ""
 
 
 def band_block(window: int) -> int:
-    """Returns the positions of a block of banded: a query's keys lie in its own block and the two next to it."""
+    """Returns the block length of banded, by which a query's keys lie in its own block and the two next to it."""
     return max(window, SMALLEST_BAND)
 
 
 def bands_save_work(window: int, length: int) -> bool:
-    """Returns whether bands save work on rows of that length: with four blocks, 3/4 of the scores remain."""
+    """Whether bands save work on rows of that length: with four blocks they compute 3/4 of the scores."""
     return length > 4 * band_block(window)
 
 
 def triton_length(length: int) -> int:
-    """Returns the positions of a row after padding for triton, which takes powers of two."""
+    """Returns the row length to which triton pads: powers of two, or a multiple of its block."""
     if length <= TRITON_WHOLE_ROW:
         return max(TRITON_LEAST_BLOCK, 2 ** (length - 1).bit_length())
     return -(-length // TRITON_BLOCK) * TRITON_BLOCK

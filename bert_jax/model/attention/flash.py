@@ -1,21 +1,16 @@
 """Attention with dropout for TPUs by Pallas kernels that never store the scores (Dao et al. 2022; Dao 2023).
 
-They drop exactly the probabilities that einsum_attention drops: the hash of dropout.py is computed inside them. The
-backward kernel recomputes scores and masks from queries, keys and the logarithm of each query's sum.
-
-Arrays of heads are [B, N, H, T]: positions are the last axis, so that heads narrower than a register's 128 lanes are
-not padded. Scores are transposed, [keys, queries], so that what each query has one of (its largest score, its sum,
-its words of the dropout mask) is a line of lanes.
+They drop exactly the probabilities that einsum_attention drops, by the hash of dropout.py. Arrays of heads are
+[B, N, H, T]: with positions last, heads narrower than a register's 128 lanes are not padded. Scores are transposed,
+[keys, queries], so that per-query values (largest score, sum, words of the dropout mask) are a line of lanes.
 
 Nobody has run the kernels on a TPU, so they only run on request. They are tested in interpret mode on a CPU, and libtpu
-compiled them for TPU v4, v5e, v5p, v6e and tpu7x. Read Grid first: it divides the work; then the two kernels.
+compiled them for TPU v4, v5e, v5p, v6e and tpu7x. Read FlashGrid first: it divides the work; then the two kernels.
 """
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +19,17 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int, UInt32
 
 from bert_jax.errors import UserError
-from bert_jax.model.attention.kernels import MASKED_SCORE, run_padded
-from bert_jax.model.dropout import element_bits, keeps
-from bert_jax.model.runtime import Placement
+from bert_jax.model.attention.kernels import (
+    FIRST,
+    FIRST_OF_SECOND,
+    LAST,
+    MASKED_SCORE,
+    Grid,
+    KernelOptions,
+    run_padded,
+)
+from bert_jax.model.dropout import Seeds
+from bert_jax.model.ops import Heads
 
 LANES = 128  # the kernels take multiples of this number of positions
 LARGEST_BLOCK = 512
@@ -38,38 +41,19 @@ GRADIENT_PER_CELL = 8192 * 64
 LARGEST_ROW = 2 * GRADIENT_PER_CELL
 
 
-@dataclass(frozen=True)
-class Grid:
-    """How the attention of one device is divided into the cells of a kernel's grid.
+class FlashGrid(Grid):
+    """Divides one device's attention into the cells of a kernel's grid.
 
-    A cell is one row, some heads, a block of queries and a block of keys. `steps` cells share a block, of queries in
-    the forward kernel and of keys in the backward kernel, and sums over these cells stay in on-chip memory. Methods
-    take and return the numbers of blocks in a row; with `of_queries` the shared block is one of queries.
+    A cell is one row, some heads, a query block and a key block. `steps` cells share one (the forward kernel's query
+    block, the backward kernel's key block), and sums over these cells stay in on-chip memory. Methods take and return
+    block numbers in a row; with `of_queries` the shared block has queries.
     """
-
-    heads: int
-    width: int
-    length: int
-    window: int = 0
-    causal: bool = False
-    dropout_rate: float = 0.0
-    precision: jax.lax.Precision = jax.lax.Precision.DEFAULT
-    interpret: bool = False
-
-    @property
-    def scale(self) -> float:
-        """The factor of the scores."""
-        return 1.0 / math.sqrt(self.width)
 
     @property
     def block(self) -> int:
         """Positions of a block. Blocks are hardly longer than the window, so that more of them can be skipped."""
         sizes = [size for size in range(LANES, LARGEST_BLOCK + 1, LANES) if self.length % size == 0]
         return next((size for size in sizes if 0 < self.window <= size), sizes[-1])
-
-    @property
-    def blocks(self) -> int:
-        return self.length // self.block
 
     @property
     def heads_per_cell(self) -> int:
@@ -99,7 +83,7 @@ class Grid:
         return jnp.clip(self.other(shared, step, of_queries), first, last)
 
     def visible(self, queries: Any, keys: Any) -> Any:
-        """Returns whether any query of a block sees a key of a block, as far as their positions show."""
+        """Whether any query of one block sees a key of another, as far as their positions show."""
         if self.blocks == 1:
             return True
         near = (queries >= 0) & (queries < self.blocks) & (keys >= 0) & (keys < self.blocks)
@@ -107,115 +91,91 @@ class Grid:
         return near & (keys <= queries) if self.causal else near
 
 
-Heads = Float[Array, "B N H T"]
+Lanes = Float[Array, "B N H T"]
 Ids = Int[Array, "B 1 T"]
-Words = UInt32[Array, "B N 2 T"]  # of the dropout mask, of each query
-
-# The axes that a matmul sums over.
-FIRST, FIRST_OF_SECOND, LAST = ((0,), (0,)), ((1,), (0,)), ((1,), (1,))
+Words = UInt32[Array, "B N 2 T"]  # of each query's dropout mask
 
 
 def flash_attention(
-    query: Float[Array, "B T N H"],
-    key: Float[Array, "B T N H"],
-    value: Float[Array, "B T N H"],
-    sequence_ids: Int[Array, "B T"],
-    *,
-    window: int,
-    causal: bool,
-    dropout_rate: float,
-    seeds: UInt32[Array, "B 2"] | None,
-    precision: jax.lax.Precision,
-    placement: Placement,
-    interpret: bool = False,
+    heads: Heads, sequence_ids: Int[Array, "B T"], seeds: Seeds, options: KernelOptions
 ) -> Float[Array, "B T N H"]:
-    """Computes einsum_attention with the same dropout. A window of 0 means none; blocks outside it are skipped.
+    """Computes einsum_attention with the same dropout; blocks outside the window are skipped.
 
-    Scores and softmax are float32, and matmuls accumulate in float32. Each device computes its shard of the rows and
-    heads, as placement.shard_kernel gives it. `interpret` runs the kernels on any platform, slowly, for tests.
+    Scores and softmax are float32, and matmuls accumulate in float32.
 
-    Raises UserError if T times H exceeds LARGEST_ROW.
+    Raises:
+        UserError: T times H exceeds LARGEST_ROW.
     """
-    length, width = query.shape[1], query.shape[3]
+    length, width = heads[0].shape[1], heads[0].shape[3]
     if length * width > LARGEST_ROW:
         raise UserError(
             f"config.model.attention=flash takes rows of up to {LARGEST_ROW // width:,} positions with heads of "
             f"{width}, got {length:,}. Use config.model.attention=auto"
         )
-    dropout_rate = 0.0 if seeds is None else dropout_rate
 
     def attend(query: Array, key: Array, value: Array, sequences: Array, *words: Array) -> Array:
-        grid = Grid(query.shape[2], width, query.shape[1], window, causal, dropout_rate, precision, interpret)
+        grid = FlashGrid(**vars(options), heads=query.shape[2], width=width, length=query.shape[1])
         by_head = (part.transpose(0, 2, 3, 1) for part in (query, key, value))
         by_line = words[0].transpose(0, 2, 3, 1) if words else None
         return _attend(grid, *by_head, sequences[:, None], by_line).transpose(0, 3, 1, 2)
 
-    padded_length = LANES * -(-length // LANES)
-    return run_padded(attend, (query, key, value), sequence_ids, padded_length, placement, dropout_rate, seeds)
+    return run_padded(attend, heads, sequence_ids, LANES * -(-length // LANES), seeds, options)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(grid: Grid, query: Heads, key: Heads, value: Heads, sequences: Ids, words: Words | None) -> Heads:
+def _attend(grid: FlashGrid, query: Lanes, key: Lanes, value: Lanes, sequences: Ids, words: Words | None) -> Lanes:
     return _forward(grid, query, key, value, sequences, words)[0]
 
 
 def _forward(
-    grid: Grid, query: Heads, key: Heads, value: Heads, sequences: Ids, words: Words | None
-) -> tuple[Heads, tuple[Any, ...]]:
-    """Returns the context, and what the backward pass reads: all of this and each query's logarithm of its sum."""
+    grid: FlashGrid, query: Lanes, key: Lanes, value: Lanes, sequences: Ids, words: Words | None
+) -> tuple[Lanes, tuple[Any, ...]]:
+    """Returns the context and the residuals, which include each query's log-sum-exp."""
     specs = _specs(grid, of_queries=True)
     heads, block = grid.heads_per_cell, grid.block
     statistic = jax.ShapeDtypeStruct((query.shape[0], grid.heads, 1, grid.length), jnp.float32)
     context, logsumexp = pl.pallas_call(
         functools.partial(_forward_kernel, grid),
         grid=(query.shape[0], grid.heads // heads, grid.blocks, grid.steps),
-        in_specs=[specs.query_ids, specs.key_ids, words if words is None else specs.words]
-        + [specs.query, specs.key, specs.key],
-        out_specs=[specs.query, specs.statistic],
+        in_specs=[specs["query_ids"], specs["key_ids"], words if words is None else specs["words"]]
+        + [specs["query"], specs["key"], specs["key"]],
+        out_specs=[specs["query"], specs["statistic"]],
         out_shape=[jax.ShapeDtypeStruct(query.shape, query.dtype), statistic],
         scratch_shapes=[pltpu.VMEM((heads, size, block), jnp.float32) for size in (1, 1, grid.width)],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"),
-        ),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")),
         interpret=grid.interpret,
         name="flash_attention_forward",
     )(sequences, sequences, words, query, key, value)
     return context, (query, key, value, sequences, words, context, logsumexp)
 
 
-def _backward(grid: Grid, residuals: tuple[Any, ...], gradient: Heads) -> tuple[Heads | None, ...]:
-    """Returns the gradients of queries, keys and values from that of the context."""
+def _backward(grid: FlashGrid, residuals: tuple[Any, ...], gradient: Lanes) -> tuple[Lanes | None, ...]:
     query, key, value, sequences, words, context, logsumexp = residuals
     specs = _specs(grid, of_queries=False)
     heads, block, width = grid.heads_per_cell, grid.block, grid.width
     whole = pl.BlockSpec((None, heads, width, grid.length), lambda row, heads, own, step: (row, heads, 0, 0))
     scratch = [(grid.blocks, heads, width, block), (heads, width, block), (heads, width, block)]
-    query_gradient, key_gradient, value_gradient = pl.pallas_call(
+    gradients = pl.pallas_call(
         functools.partial(_backward_kernel, grid),
         grid=(query.shape[0], grid.heads // heads, grid.blocks, grid.steps),
-        in_specs=[specs.query_ids, specs.key_ids, words if words is None else specs.words]
-        + [specs.query, specs.key, specs.key, specs.query, specs.statistic, specs.query],
-        out_specs=[whole, specs.key, specs.key],
+        in_specs=[specs["query_ids"], specs["key_ids"], words if words is None else specs["words"]]
+        + [specs["query"], specs["key"], specs["key"], specs["query"], specs["statistic"], specs["query"]],
+        out_specs=[whole, specs["key"], specs["key"]],
         out_shape=[jax.ShapeDtypeStruct(part.shape, part.dtype) for part in (query, key, value)],
         scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
-        compiler_params=pltpu.CompilerParams(
-            # The query gradient is a sum over the blocks of keys.
-            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
-        ),
+        # The query gradient is a sum over the blocks of keys, so these cells run in order.
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary")),
         interpret=grid.interpret,
         name="flash_attention_backward",
     )(sequences, sequences, words, query, key, value, context, logsumexp, gradient)
-    return query_gradient, key_gradient, value_gradient, None, None
+    return *gradients, None, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _forward_kernel(grid: Grid, *arrays: Any) -> None:
-    """Adds a block of keys to the softmax and the weighted sum of a block of queries (Milakov and Gimelshein 2018).
-
-    Dropout zeroes weights of the sum, and leaves the total that divides it.
-    """
+def _forward_kernel(grid: FlashGrid, *arrays: Any) -> None:
+    """Adds a key block to the softmax and the weighted sum of a query block (Milakov and Gimelshein 2018)."""
     query_ids, key_ids, words, query, key, value, context, logsumexp, *sums = arrays
     largest, total, weighted = sums  # over the blocks of keys
     queries, step = pl.program_id(2), pl.program_id(3)
@@ -231,15 +191,16 @@ def _forward_kernel(grid: Grid, *arrays: Any) -> None:
     def _() -> None:
         visible, index = _visible(grid, query_ids[...], key_ids[...], queries, keys), _key_index(grid, keys)
         for head in range(grid.heads_per_cell):
-            drop = _dropout(grid, words, head, index)
-            scores = jnp.where(visible, _matmul(grid, key[head], query[head] * grid.scale, FIRST), MASKED_SCORE)
+            drop = grid.dropout(_head_words(words, head), index)
+            scores = jnp.where(visible, grid.matmul(key[head], query[head] * grid.scale, FIRST), MASKED_SCORE)
             before = largest[head]
             after = jnp.maximum(before, scores.max(axis=0, keepdims=True))
             shrink, weights = jnp.exp(before - after), jnp.exp(scores - after)
             largest[head] = after
+            # Dropout zeroes weights of the sum, and leaves the total that divides it.
             total[head] = total[head] * shrink + weights.sum(axis=0, keepdims=True)
-            kept = drop(weights).astype(value.dtype)
-            weighted[head] = weighted[head] * shrink + _matmul(grid, value[head], kept, FIRST_OF_SECOND)
+            dropped = drop(weights).astype(value.dtype)
+            weighted[head] = weighted[head] * shrink + grid.matmul(value[head], dropped, FIRST_OF_SECOND)
 
     @pl.when(step == grid.steps - 1)
     def _() -> None:
@@ -247,10 +208,10 @@ def _forward_kernel(grid: Grid, *arrays: Any) -> None:
         logsumexp[...] = largest[...] + jnp.log(total[...])
 
 
-def _backward_kernel(grid: Grid, *arrays: Any) -> None:
-    """Adds what a block of queries and one of keys contribute to the three gradients (Dao 2023, algorithm 2).
+def _backward_kernel(grid: FlashGrid, *arrays: Any) -> None:
+    """Adds the contributions of a query block and a key block to the three gradients (Dao 2023, algorithm 2).
 
-    The factor of dropout is left to the end, where the sums are smaller than the scores.
+    Scores and masks are recomputed. The factor of dropout is left to the end, where the sums are smaller.
     """
     query_ids, key_ids, words, query, key, value, context, logsumexp, gradient, *results = arrays
     query_gradient, key_gradient, value_gradient, query_sums, key_sums, value_sums = results
@@ -271,17 +232,17 @@ def _backward_kernel(grid: Grid, *arrays: Any) -> None:
     def _() -> None:
         visible, index = _visible(grid, query_ids[...], key_ids[...], queries, keys), _key_index(grid, keys)
         for head in range(grid.heads_per_cell):
-            drop = _dropout(grid, words, head, index)
+            drop = grid.dropout(_head_words(words, head), index)
             scaled = query[head] * grid.scale
-            scores = jnp.where(visible, _matmul(grid, key[head], scaled, FIRST), MASKED_SCORE)
+            scores = jnp.where(visible, grid.matmul(key[head], scaled, FIRST), MASKED_SCORE)
             probabilities = jnp.exp(scores - logsumexp[head])
-            value_sums[head] += _matmul(grid, gradient[head], drop(probabilities).astype(value.dtype), LAST)
-            slopes = drop(_matmul(grid, value[head], gradient[head], FIRST))
+            value_sums[head] += grid.matmul(gradient[head], drop(probabilities).astype(value.dtype), LAST)
+            slopes = drop(grid.matmul(value[head], gradient[head], FIRST))
             products = context[head].astype(jnp.float32) * gradient[head].astype(jnp.float32)
             average = products.sum(axis=0, keepdims=True) * kept_share
             score_gradient = (probabilities * (slopes - average)).astype(key.dtype)
-            key_sums[head] += _matmul(grid, scaled, score_gradient, LAST)
-            query_sums[queries, head] += _matmul(grid, key[head], score_gradient, FIRST_OF_SECOND)
+            key_sums[head] += grid.matmul(scaled, score_gradient, LAST)
+            query_sums[queries, head] += grid.matmul(key[head], score_gradient, FIRST_OF_SECOND)
 
     @pl.when(step == grid.steps - 1)
     def _() -> None:
@@ -296,51 +257,28 @@ def _backward_kernel(grid: Grid, *arrays: Any) -> None:
             query_gradient[:, :, positions] = gradients.astype(query_gradient.dtype)
 
 
-def _visible(grid: Grid, query_ids: Array, key_ids: Array, queries: Any, keys: Any) -> Array:
-    """Returns which key [K, 1] is visible to which query [1, Q] of two blocks, as a matrix."""
+def _visible(grid: FlashGrid, query_ids: Array, key_ids: Array, queries: Any, keys: Any) -> Array:
+    """Returns which keys are visible to which queries of two blocks, [K, Q]."""
     column = jnp.broadcast_to(key_ids, (LANES, grid.block)).T[:, :1]
     visible = column == query_ids
-    if grid.window or grid.causal:
-        position = functools.partial(jax.lax.broadcasted_iota, jnp.int32, visible.shape)
-        ahead = (keys - queries) * grid.block + position(0) - position(1)
-        if grid.window:
-            visible &= jnp.abs(ahead) <= grid.window
-        if grid.causal:
-            visible &= ahead <= 0
-    return visible
+    if not (grid.window or grid.causal):
+        return visible
+    position = functools.partial(jax.lax.broadcasted_iota, jnp.int32, visible.shape)
+    return grid.limit(visible, (keys - queries) * grid.block + position(0) - position(1))
 
 
-def _key_index(grid: Grid, keys: Any) -> Array:
-    """Returns the position of each key of a block in the row, as a matrix [K, Q]."""
+def _key_index(grid: FlashGrid, keys: Any) -> Array:
+    """Returns the row positions of a block's keys, [K, Q]."""
     index = jax.lax.broadcasted_iota(jnp.int32, (grid.block, grid.block), 0) + keys * grid.block
     return index.astype(jnp.uint32)
 
 
-def _dropout(grid: Grid, words: Any, head: int, index: Array) -> Callable[[Array], Array]:
-    """Returns a function that zeroes what dropout drops of a matrix [K, Q] of a head, and scales nothing."""
-    if words is None:
-        return lambda matrix: matrix
-    kept = keeps(element_bits(index, words[head, 0:1], words[head, 1:2]), grid.dropout_rate)
-    return lambda matrix: jnp.where(kept, matrix, 0.0)
+def _head_words(words: Any, head: int) -> tuple[Array, Array] | None:
+    return None if words is None else (words[head, 0:1], words[head, 1:2])
 
 
-def _matmul(grid: Grid, one: Array, other: Array, summed: tuple[tuple[int], tuple[int]]) -> Array:
-    return jax.lax.dot_general(
-        one, other, (summed, ((), ())), precision=grid.precision, preferred_element_type=jnp.float32
-    )
-
-
-class _Specs(NamedTuple):
-    query: pl.BlockSpec
-    key: pl.BlockSpec
-    words: pl.BlockSpec
-    statistic: pl.BlockSpec
-    query_ids: pl.BlockSpec
-    key_ids: pl.BlockSpec
-
-
-def _specs(grid: Grid, of_queries: bool) -> _Specs:
-    """Returns the blocks of arrays that a cell reads or writes. It is of_queries in the forward kernel (Grid)."""
+def _specs(grid: FlashGrid, of_queries: bool) -> dict[str, pl.BlockSpec]:
+    """Returns the blocks that a cell reads or writes; the forward kernel has of_queries (FlashGrid)."""
 
     def shared(own: Any, step: Any) -> Any:
         return own
@@ -355,7 +293,11 @@ def _specs(grid: Grid, of_queries: bool) -> _Specs:
     def ids(block: Any) -> pl.BlockSpec:
         return pl.BlockSpec((None, 1, grid.block), lambda row, heads, own, step: (row, 0, block(own, step)))
 
-    width = grid.width
-    return _Specs(
-        heads(width, queries), heads(width, keys), heads(2, queries), heads(1, queries), ids(queries), ids(keys)
-    )
+    return {
+        "query": heads(grid.width, queries),
+        "key": heads(grid.width, keys),
+        "words": heads(2, queries),
+        "statistic": heads(1, queries),
+        "query_ids": ids(queries),
+        "key_ids": ids(keys),
+    }

@@ -1,4 +1,4 @@
-"""Multi-head self-attention: the kernel of each layer, its parameters and positions, and the call of the kernel."""
+"""Multi-head self-attention: it chooses and calls each layer's kernel, and holds the parameters."""
 
 import functools
 import logging
@@ -6,35 +6,34 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.model.attention import choice
 from bert_jax.model.attention.kernels import (
+    KernelOptions,
     banded_attention,
     cudnn_attention,
     cudnn_attention_by_length,
     einsum_attention,
     splash_attention,
 )
+from bert_jax.model.dropout import Seeds
 from bert_jax.model.embeddings import RelativeTable, TokenPositions, rotate, sequence_lengths, visible_keys
 from bert_jax.model.layers import Dense, Shape, child_key
 from bert_jax.model.lora import adapted, add_adapters
 from bert_jax.model.ops import Heads, operations
 from bert_jax.model.runtime import Runtime
 
-Context = tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"] | None]
-
 # The first release whose backward pass writes no gradient of a mask (jax's changelog; jax-ml/jax pull request 39512).
 NO_MASK_GRADIENT = (0, 11, 1)
 
 
 def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
-    """Returns the attention kernels of the layers of a model in training on rows of that length, each once, in order.
+    """Lists a model's attention kernels in training on rows of that length; `none` if it has no attention.
 
-    An encoder without attention has the kernel `none`. Raises UserError for a requested kernel that cannot run
-    (choice.choose).
+    Raises UserError if a requested kernel cannot run (choice.choose).
     """
     if config.encoder != "transformer":
         if runtime.attention != "auto":
@@ -43,22 +42,16 @@ def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
                 "Use --config.model.attention=auto"
             )
         return ["none"]
+    training = {"dropout_rate": config.attention_dropout, "needs_scores": config.relative != "none"}
     chosen = [
-        _kernel(
-            config,
-            runtime,
-            length,
-            local=not config.is_global(layer),
-            dropout_rate=config.attention_dropout,
-            needs_scores=config.relative != "none",
-        )
+        _kernel(config, runtime, length, local=not config.is_global(layer), **training)
         for layer in range(config.layers)
     ]
     return list(dict.fromkeys(chosen))
 
 
 def _kernel(config: ModelConfig, runtime: Runtime, length: int, **layer: Any) -> str:
-    """Returns the kernel of a layer, about which `layer` has the other fields of Situation."""
+    """Chooses a layer's kernel; `layer` has the remaining fields of Situation."""
     situation = choice.Situation(
         platform=runtime.device_platform,
         capability=runtime.compute_capability,
@@ -93,39 +86,40 @@ class SelfAttention(nnx.Module):
         self,
         hidden: Float[Array, "B T D"],
         keys: TokenPositions,
-        seeds: UInt32[Array, "B 2"] | None,
+        seeds: Seeds,
         *,
         local: bool = False,
         bias: Float[Array, "#B N Q T"] | None = None,
         queries: tuple[Float[Array, "B Q D"], TokenPositions] | None = None,
         with_map: bool = False,
     ) -> tuple[Float[Array, "B Q D"], Float[Array, "B N Q T"] | None]:
-        """Attends from every position of hidden, or from `queries`: vectors of some positions, and where these are.
+        """Attends from every position of `hidden`, or from some.
 
-        local     within the window of the architecture
-        bias      added to the scores
-        with_map  whether to return the probabilities too, as they are before dropout
+        Args:
+            local: whether to attend within the window of the architecture.
+            bias: added to the scores.
+            queries: the vectors and positions to attend from; None: all of `hidden`.
+            with_map: whether to return the probabilities before dropout, too.
         """
-        config, rate = self.config, 0.0 if seeds is None else self.config.attention_dropout
-        query_positions = keys if queries is None else queries[1]
+        config, runtime, rate = self.config, self.runtime, 0.0 if seeds is None else self.config.attention_dropout
+        readers, query_positions = (hidden, keys) if queries is None else queries
         kernel = _kernel(
             config,
-            self.runtime,
+            runtime,
             hidden.shape[1],
             local=local,
             dropout_rate=rate,
             needs_scores=with_map or bias is not None or config.relative == "shaw",
             some_queries=queries is not None,
         )
-        forms = operations(self.runtime)
-        query, key, value = forms.project_heads(
+        query, key, value = operations(runtime).project_heads(
             hidden,
-            None if queries is None else queries[0],
+            None if queries is None else readers,
             self.qkv.kernel[...],
             None if self.qkv.bias is None else self.qkv.bias[...],
             separate=kernel in choice.SEPARATE,
         )
-        query = adapted(self, "query", query, hidden if queries is None else queries[0], seeds)
+        query = adapted(self, "query", query, readers, seeds)
         key, value = adapted(self, "key", key, hidden, seeds), adapted(self, "value", value, hidden, seeds)
         if config.positions == "rotary":
             base = config.rotary_base_local if local else config.rotary_base
@@ -133,20 +127,14 @@ class SelfAttention(nnx.Module):
         if config.relative == "shaw":
             in_row = keys.in_row[:1]  # the same in each row
             queried = in_row if queries is None else query_positions.in_row
-            bias = self.relative(query, queried, in_row, self.runtime.precision)
-        context, probabilities = _attend(
-            kernel,
-            (query, key, value),
-            query_positions,
-            keys,
-            bias=bias,
-            window=config.window if local else 0,
-            causal=config.causal,
-            dropout_rate=rate,
-            seeds=seeds,
-            runtime=self.runtime,
+            bias = self.relative(query, queried, in_row, runtime.precision)
+        options = KernelOptions(
+            config.window if local else 0, config.causal, rate, runtime.precision, runtime.placement
         )
-        context = self.runtime.placement.constrain("heads", context)
+        context, probabilities = _attend(
+            kernel, (query, key, value), query_positions, keys, bias, seeds, options, runtime
+        )
+        context = runtime.placement.constrain("heads", context)
         return adapted(self, "output", self.output(context), context, seeds), probabilities if with_map else None
 
 
@@ -155,43 +143,33 @@ def _attend(
     heads: Heads,
     queries: TokenPositions,
     keys: TokenPositions,
-    *,
     bias: Float[Array, "#B N Q T"] | None,
-    window: int,
-    causal: bool,
-    dropout_rate: float,
-    seeds: UInt32[Array, "B 2"] | None,
+    seeds: Seeds,
+    options: KernelOptions,
     runtime: Runtime,
-) -> Context:
-    """Returns scaled dot-product attention within sequences (visible_keys), and the probabilities if they are stored.
+) -> tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"] | None]:
+    """Attends within sequences (visible_keys), and returns the probabilities if they are stored.
 
-    queries, keys   where the vectors are; the keys cover the whole row, and are the queries unless these are some only
-    bias            added to the scaled scores
-    window          the positions that a query sees on either side; 0: all
-    dropout_rate    of the probabilities, with the seeds of the rows; seeds of None: nothing is dropped
+    The keys cover the whole row, and are the queries unless these are some only.
     """
-    placement = runtime.placement
-    limits: dict[str, Any] = {"window": window, "causal": causal}
-    options = limits | {"dropout_rate": dropout_rate, "seeds": seeds, "precision": runtime.precision}
     if kernel == "splash":
-        return splash_attention(*heads, keys.sequence_ids, placement=placement, **limits), None
+        return splash_attention(heads, keys.sequence_ids, seeds, options), None
     if kernel == "banded":
-        return banded_attention(*heads, keys.sequence_ids, **options), None
+        return banded_attention(heads, keys.sequence_ids, seeds, options), None
     if kernel == "flash":
         # The kernels of Pallas are imported when they run, since the import takes a second.
         from bert_jax.model.attention.flash import flash_attention
 
-        return flash_attention(*heads, keys.sequence_ids, placement=placement, **options), None
+        return flash_attention(heads, keys.sequence_ids, seeds, options), None
     if kernel == "triton":
         from bert_jax.model.attention.triton import triton_attention
 
-        return triton_attention(*heads, keys.sequence_ids, placement=placement, **options), None
-    if kernel == "cudnn" and keys.unpacked and not window and not (causal and queries is not keys):
+        return triton_attention(heads, keys.sequence_ids, seeds, options), None
+    if kernel == "cudnn" and keys.unpacked and not options.window and not (options.causal and queries is not keys):
         choice.log_once("cudnn reads the lengths of sequences instead of a mask")
-        lengths = sequence_lengths(keys)
-        return cudnn_attention_by_length(*heads, lengths, causal=causal, placement=placement), None
+        return cudnn_attention_by_length(heads, sequence_lengths(keys), options), None
 
-    visible = visible_keys(queries, keys, window=window, causal=causal)
+    visible = visible_keys(queries, keys, window=options.window, causal=options.causal)
     if kernel == "cudnn":
         choice.log_once("cudnn reads a mask [B, 1, T, T] in layers where rows may be packed or have a window")
         if jax.__version_info__ < NO_MASK_GRADIENT:
@@ -200,12 +178,10 @@ def _attend(
                 f"{'.'.join(map(str, NO_MASK_GRADIENT))} and later (Python 3.12) do not",
                 logging.WARNING,
             )
-        return cudnn_attention(*heads, visible), None
+        return cudnn_attention(heads, visible, options), None
 
     narrow = operations(runtime).narrows_score_gradients
-    attend: Any = functools.partial(
-        einsum_attention, dropout_rate=dropout_rate, precision=runtime.precision, narrow=narrow
-    )
+    attend: Any = functools.partial(einsum_attention, options=options, narrow=narrow)
     if runtime.remat == "attention":
         attend = jax.checkpoint(attend)  # the backward pass computes scores and probabilities again
-    return attend(*heads, visible, bias=bias, seeds=seeds)
+    return attend(heads, visible, seeds=seeds, bias=bias)

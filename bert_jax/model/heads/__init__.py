@@ -30,11 +30,12 @@ from bert_jax.model.runtime import Runtime
 
 
 class Head(NamedTuple):
-    """A head: its module, and when a model has it.
+    """A head's module, and the function that decides whether a model has it.
 
-    module     called as module(config, *arguments, runtime=..., key=...)
-    arguments  the arguments that a choice of heads implies, or None where a model lacks the head. Without this
-               function a model has the head if `Heads.named` lists its name, and there are no arguments.
+    Attributes:
+        module: called as module(config, *arguments, runtime=..., key=...).
+        arguments: returns the arguments by the choice of heads; None if a model lacks the head. Without this function a
+            model has the head if `Heads.named` lists its name, and there are no arguments.
     """
 
     module: Callable[..., nnx.Module]
@@ -46,7 +47,7 @@ def _layer_mix(config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> L
 
 
 def has_pooler(heads: Heads, config: ModelConfig) -> bool:
-    """ModernBERT also applies its transform before the heads that read single tokens."""
+    """Tells whether a model has a pooler; in ModernBERT heads that read single tokens also need its transform."""
     return heads.pooler or (config.pooler == "transform" and bool(heads.tags or heads.question))
 
 
@@ -76,10 +77,7 @@ HEADS: dict[str, Head] = {
 
 
 def chosen_heads(heads: Heads, config: ModelConfig) -> dict[str, tuple[Callable[..., nnx.Module], tuple[Any, ...]]]:
-    """The heads of a model by name: the module and its arguments.
-
-    Raises UserError for a name in heads.named that HEADS lacks.
-    """
+    """Returns a model's heads by name: the module and its arguments. Raises UserError for a name that HEADS lacks."""
     if unknown := [name for name in heads.named if name not in HEADS]:
         raise UserError(
             f"unknown head {unknown[0]!r}; choose from {', '.join(HEADS)}, or import the module that adds it to "

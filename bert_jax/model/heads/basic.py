@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.dropout import dropout
-from bert_jax.model.layers import Dense, LayerNorm, activation, child_key, truncated_normal
+from bert_jax.model.dropout import Seeds, dropout
+from bert_jax.model.layers import Dense, activation, child_key, dense, norm, truncated_normal
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.transformer import gather_positions
 
@@ -24,9 +24,7 @@ class Classifier(nnx.Module):
         self.dense = biased_dense(config, config.width, outputs, runtime=runtime, key=child_key(key, "dense"))
         self.dropout_rate = config.dropout
 
-    def __call__(
-        self, vectors: Float[Array, "B K D"], seeds: UInt32[Array, "B 2"] | None = None
-    ) -> Float[Array, "B K C"]:
+    def __call__(self, vectors: Float[Array, "B K D"], seeds: Seeds = None) -> Float[Array, "B K C"]:
         return self.dense(dropout(vectors, self.dropout_rate, seeds), dtype=jnp.float32)
 
 
@@ -39,34 +37,21 @@ class Network(nnx.Module):
         self.activation = config.activation
         self.dropout_rate = config.dropout
 
-    def __call__(
-        self, vectors: Float[Array, "B *shape I"], seeds: UInt32[Array, "B 2"] | None = None
-    ) -> Float[Array, "B *shape C"]:
+    def __call__(self, vectors: Float[Array, "B *shape I"], seeds: Seeds = None) -> Float[Array, "B *shape C"]:
         hidden = activation(self.activation)(self.hidden(vectors))
         return self.output(dropout(hidden, self.dropout_rate, seeds), dtype=jnp.float32)
 
 
-def dense(config: ModelConfig, inputs: int, outputs: int = 0, *, runtime: Runtime, key: PRNGKeyArray) -> Dense:
-    """A dense layer inside a head, to the model's width or to `outputs`. It has a bias if the encoder's layers do."""
-    shapes, deviation = ((inputs,), (outputs or config.width,)), config.initializer_range
-    return Dense(*shapes, deviation=deviation, runtime=runtime, key=key, bias=config.bias)
-
-
 def biased_dense(config: ModelConfig, inputs: int, outputs: int, *, runtime: Runtime, key: PRNGKeyArray) -> Dense:
-    """A dense layer that ends a head: it has a bias in every model."""
+    """Makes a dense layer that ends a head: it has a bias in every model."""
     return Dense((inputs,), (outputs,), deviation=config.initializer_range, runtime=runtime, key=key)
-
-
-def norm(config: ModelConfig, width: int = 0, *, runtime: Runtime) -> LayerNorm:
-    """A norm inside a head, over the model's width or another."""
-    return LayerNorm(width or config.width, epsilon=config.layer_norm_epsilon, runtime=runtime, bias=config.bias)
 
 
 class LayerMix(nnx.Module):
     """gamma * sum_j softmax(s)_j h_j, over embeddings h_0 and layers h_1 to h_L (Peters et al. 2018, equation 1).
 
-    scores [L + 1] are s, gamma [1] scales the mix. They begin as the mean of all layers. The layers are not normalized
-    before, which section 3.2 has as an option. Other heads read the mix instead of the last layer.
+    Parameters: scores [L + 1] (s) and gamma [1], which begin as the mean of all layers. Layers are not normalized
+    first, which section 3.2 has as an option. Other heads read the mix instead of the last layer.
     """
 
     def __init__(self, count: int) -> None:
@@ -74,22 +59,22 @@ class LayerMix(nnx.Module):
         self.gamma = nnx.Param(jnp.ones(1))
 
     def __call__(self, states: Float[Array, "J *shape D"]) -> Float[Array, "*shape D"]:
-        """Returns the mix, summed in float32, in the dtype of the states."""
+        """Mixes in float32; the result has the dtype of the states."""
         factors = self.gamma[...] * self.weights()
         mixed = jnp.tensordot(factors, states.astype(jnp.float32), axes=1, precision=jax.lax.Precision.HIGHEST)
         return mixed.astype(states.dtype)
 
     def weights(self) -> Float[Array, " J"]:
-        """Returns softmax(s), the weights of the embeddings and of the layers from the lowest to the highest."""
+        """Returns softmax(s): the weights of the embeddings, then of the layers from the lowest up."""
         return jax.nn.softmax(self.scores[...])
 
 
 class Pooler(nnx.Module):
-    """A layer between hidden states and heads.
+    """A layer between hidden states and heads, by model.pooler.
 
-    model.pooler is tanh (a dense layer and tanh over the [CLS] vector; google-research/bert, modeling.py), relu or
-    gelu (the same with ReLU or GELU; the classifiers of DistilBERT and ELECTRA) or transform (a dense layer, the
-    activation and a norm over whatever the head reads; ModernBERT).
+    tanh        a dense layer and tanh over the [CLS] vector (google-research/bert, modeling.py)
+    relu, gelu  the same with ReLU or GELU (the classifiers of DistilBERT and ELECTRA)
+    transform   a dense layer, the activation and a norm over any vectors that a head reads (ModernBERT)
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
@@ -106,7 +91,7 @@ class Pooler(nnx.Module):
 
 
 class AttentionPooling(nnx.Module):
-    """The weight of each position in its sequence's vector: a learned query [D] against a key of each position.
+    """Scores a sequence's positions for their weighted mean: a learned query [D] against a key of each position.
 
     attention_dot       the key is the hidden state h: q.h (the dot score of Luong et al. 2015, section 3.1)
     attention_additive  the key is tanh(W h + b): q.tanh(W h + b) (Bahdanau et al. 2015, appendix A.1.2, without a
@@ -121,7 +106,7 @@ class AttentionPooling(nnx.Module):
         self.runtime = runtime
 
     def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
-        """float32 scores; their softmax over a sequence gives the weights."""
+        """Returns float32 scores, whose softmax over a sequence gives the weights."""
         keys = jnp.tanh(self.dense(hidden)) if self.score == "attention_additive" else hidden
         query = self.query[...].astype(keys.dtype)
         precision = self.runtime.precision
@@ -135,10 +120,10 @@ def pool_sequences(
     cls_positions: Int[Array, "B S"],
     scores: Float[Array, "B T"] | None = None,
 ) -> Float[Array, "B S D"]:
-    """The vector of each sequence of each row, by one of config.POOLINGS; zeros for an absent sequence.
+    """Pools each sequence of each row, by one of config.POOLINGS; zeros for an absent sequence.
 
-    Special tokens count like any other token. The scores are those of AttentionPooling. Of cls_positions, poolings
-    other than cls use only the number S; cls gives the vector of position 0 for an absent sequence.
+    Special tokens count like any other token. Attention poolings need the scores of AttentionPooling. Only cls uses
+    the values of cls_positions; it gives the vector of position 0 for an absent sequence.
     """
     if pooling == "cls":
         return gather_positions(hidden, cls_positions)
@@ -158,22 +143,22 @@ def pool_sequences(
 
 
 def pool_rows(pooling: str, hidden: Float[Array, "B T W"], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B W"]:
-    """The vector of the one sequence of each row, by heads.pooling, in float32; zeros for a filler."""
+    """Pools the one sequence of each row, by heads.pooling, in float32; zeros for a filler."""
     first = jnp.zeros((hidden.shape[0], 1), jnp.int32)
     return pool_sequences(pooling, hidden.astype(jnp.float32), sequence_ids, first)[:, 0]
 
 
 def unit_vectors(vectors: Float[Array, "*B W"]) -> Float[Array, "*B W"]:
-    """Vectors divided by their length; one of length 0 stays 0."""
+    """Divides vectors by their length; one of length 0 stays 0."""
     # The square root of 0 has no derivative, so the maximum is taken before it.
     squares = jnp.square(vectors).sum(axis=-1, keepdims=True)
     return vectors / jnp.sqrt(jnp.maximum(squares, SHORTEST**2))
 
 
 class HiddenProjection(nnx.Module):
-    """A dense layer from the width of the model to that of its teacher, the same for all layers; for training only.
+    """A dense layer from the model's width to its teacher's, the same for all layers; for training only.
 
-    Jiao et al. 2020, equation 8, where each layer may have its own; their code has one (modeling.py, fit_dense).
+    In Jiao et al. 2020, equation 8, each layer may have its own; their code has one (modeling.py, fit_dense).
     """
 
     def __init__(self, config: ModelConfig, width: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:

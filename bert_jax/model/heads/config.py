@@ -1,4 +1,4 @@
-"""The choice of heads of a model: what a checkpoint's config.json stores under `heads`."""
+"""A model's choice of heads, which a checkpoint's config.json stores under `heads`."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,14 +13,11 @@ LATER_HEADS = ("replaced_tokens", "generator", "layer_mix", "hidden_projection",
 
 @dataclass(frozen=True)
 class SpanHeads:
-    """The heads over all spans of up to `length` positions; a length of 0 means none. See SpanVectors.
-
-    Raises UserError for an unknown choice, and for heads over spans of length 0.
-    """
+    """The heads over all spans of up to `length` positions, or none if it is 0. See SpanVectors."""
 
     length: int = 0
-    boundaries: str = "hidden"  # hidden: the hidden states of both ends; networks: a dense layer for each end
-    content: str = "mean"  # mean, or attention over the positions of the span
+    boundaries: str = "hidden"
+    content: str = "mean"
     classes: int = 0  # 1: whether it is a span at all; more: its class, where class 0 is NULL
     relations: int = 0  # classes of a pair of spans, where class 0 is NULL
 
@@ -36,7 +33,7 @@ class SpanHeads:
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads that a model has. Counts of outputs are 0 where it lacks the head.
+    """A model's heads. Counts of outputs are 0 if it lacks the head.
 
     | field | the head |
     |---|---|
@@ -48,18 +45,16 @@ class Heads:
       attention_additive |
     | pooler | a dense layer over that vector (Pooler) |
     | classes | classes of a sequence; 1: a regression |
-    | choices | a score for each sequence of a question, one of which is right (multiple choice) |
+    | choices | scores the sequences of a question, one of which is right (multiple choice) |
     | tags | classes of each token; 1: a regression |
     | crf | makes each tag depend on its neighbors (a linear-chain CRF) |
     | question | the first and the last position of an answer |
     | spans | the heads over all spans up to a length |
-    | replaced_tokens | says of each token whether it was replaced (Clark et al. 2020) |
+    | replaced_tokens | tells whether each token was replaced (Clark et al. 2020) |
     | generator | the width of a smaller encoder that predicts masked tokens from the same embeddings, to replace them |
     | layer_mix | makes classes and tags read a learned mix of all layers instead of the last one (Peters et al. 2018) |
     | hidden_projection | the width of a teacher, to which training projects hidden states (HiddenProjection) |
     | named | further heads by their names in heads.HEADS, which an extension may add to |
-
-    Raises UserError for an unknown choice, and for a head without the head that it builds on.
     """
 
     mlm: bool = False
@@ -98,10 +93,9 @@ class Heads:
             raise UserError(f"heads.crf needs two or more tags, got heads.tags={self.tags}")
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object of config.json and checkpoint metadata.
+        """Returns the JSON object of config.json and checkpoint metadata.
 
-        Heads that came after the first version are present only where a model has them, so that files of other
-        models stay as they were.
+        It omits later heads that a model lacks, so that files without them stay as they were.
         """
         return {name: value for name, value in asdict(self).items() if value or name not in LATER_HEADS}
 

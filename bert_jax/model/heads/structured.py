@@ -7,22 +7,23 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.heads.basic import Network, dense
+from bert_jax.model.dropout import Seeds
+from bert_jax.model.heads.basic import Network
 from bert_jax.model.heads.config import SpanHeads
-from bert_jax.model.layers import activation, child_key
+from bert_jax.model.layers import activation, child_key, dense
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.transformer import gather_positions
 
-# Tags of entities by IOB1 and IOB2 (O, B-X, I-X) and by IOBES (O, B-X, I-X, E-X, S-X): outside an entity, or the
+# Entity tags of IOB1 and IOB2 (O, B-X, I-X) and of IOBES (O, B-X, I-X, E-X, S-X): outside an entity, or the
 # beginning, inside, end or single word of one. Files with a single type of entity may omit the type (B, I, O).
 ENTITY_TAG = re.compile(r"O|[BIES](-.+)?")
 
 
 class Scheme(NamedTuple):
-    """The sequences of tag ids that a scheme allows: the pairs [from][to], the first and the last tags."""
+    """The tag ids that a scheme allows: pairs [from][to], first and last tags."""
 
     pairs: tuple[tuple[bool, ...], ...]
     first: tuple[bool, ...]
@@ -30,10 +31,8 @@ class Scheme(NamedTuple):
 
 
 def marks_entities(tags: Collection[str]) -> bool:
-    """Whether tags mark entities (O, B-X, I-X ...), rather than plain classes.
-
-    Tags without types mark entities if they include O and also B or I; other sets of such letters are classes.
-    """
+    """Tells whether tags mark entities (O, B-X, I-X ...), rather than plain classes."""
+    # Tags without types mark entities if they include O and also B or I; other sets of such letters are classes.
     bare = any(len(tag) == 1 for tag in tags if tag != "O")
     if bare and not ("O" in tags and {"B", "I"} & set(tags)):
         return False
@@ -41,34 +40,39 @@ def marks_entities(tags: Collection[str]) -> bool:
 
 
 def marks_ends(tags: Collection[str]) -> bool:
-    """Whether entity tags are IOBES, which mark the last word of an entity."""
+    """Tells whether entity tags are IOBES, which mark the last word of an entity."""
     return any(tag[:1] in ("E", "S") for tag in tags)
 
 
 def lacks_beginnings(tags: Collection[str]) -> bool:
-    """Whether tags without ends (not IOBES) have an I-X without its B-X."""
+    """Tells whether tags other than IOBES have an I-X without its B-X."""
     return not marks_ends(tags) and any(tag[0] == "I" and "B" + tag[1:] not in tags for tag in tags)
 
 
+# Whether a tag cannot follow another one. O also comes before the first tag, and in IOBES after the last.
+
+
 def breaks_iob1(last: str, tag: str) -> bool:
-    """Whether a tag cannot follow another one in IOB1, where B-X only separates two X. O is also before the first."""
+    """B-X only separates two X."""
     return tag[0] == "B" and (last == "O" or last[2:] != tag[2:])
 
 
 def breaks_iob2(last: str, tag: str) -> bool:
-    """Whether a tag cannot follow another one in IOB2. O is also what comes before the first tag."""
+    """I-X follows only B-X or I-X."""
     return tag[0] == "I" and (last == "O" or last[2:] != tag[2:])
 
 
 def breaks_iobes(last: str, tag: str) -> bool:
-    """Whether a tag cannot follow another one in IOBES. O is also what is before the first tag and after the last."""
+    """I-X and E-X follow B-X or I-X, and nothing else does."""
     inside = last[0] in "BI"
     return inside != (tag[0] in "IE") or (inside and last[2:] != tag[2:])
 
 
 def scheme_of(labels: Sequence[str]) -> Scheme | None:
-    """The scheme of tags by id: IOBES if a tag marks an end, IOB1 if an I-X has no B-X, else IOB2; None if they do not
-    mark entities."""
+    """Recognizes the scheme of tags by id: IOBES if a tag marks an end, IOB1 if an I-X has no B-X, else IOB2.
+
+    None if they do not mark entities.
+    """
     if not marks_entities(labels):
         return None
     ends = marks_ends(labels)
@@ -81,13 +85,17 @@ def scheme_of(labels: Sequence[str]) -> Scheme | None:
 
 
 HIGHEST = jax.lax.Precision.HIGHEST
-# The score of what cannot be chosen: a step of a path, or an item of a padding row, in which none can. It is finite, so
-# that where nothing can be chosen there is no NaN.
+# The score of a step or an item that cannot be chosen. It is finite, so that a row in which none can has no NaN.
 IMPOSSIBLE = -1e30
 
 
+Logits = Float[Array, "B T C"]
+Tagged = Bool[Array, "B T"]
+Ids = Int[Array, "B T"]
+
+
 class Allowed(NamedTuple):
-    """The paths that a chain may take; all others have the probability 0 and are never decoded."""
+    """The paths that a chain may take; others have the probability 0 and are never decoded."""
 
     transitions: Bool[Array, "C C"]  # from the row's tag to the column's
     first: Bool[Array, "#B C"]
@@ -95,10 +103,10 @@ class Allowed(NamedTuple):
 
 
 def allowed_by(scheme: Scheme | None, whole: Bool[Array, "B 2"] | None = None) -> Allowed | None:
-    """The paths that a scheme of tags allows; None: all.
+    """Returns the paths that a scheme of tags allows; None: all.
 
-    whole: whether the first and the last tag of each row are those of a whole sentence. Where a row begins or ends
-    within a sentence, any tag may be the first or the last one.
+    `whole` says whether each row begins and ends with a sentence. A row that does so within a sentence may have any tag
+    first or last.
     """
     if scheme is None:
         return None
@@ -112,13 +120,12 @@ class CRF(nnx.Module):
     """Scores of neighboring tags (Lafferty et al. 2001, section 3; Lample et al. 2016, section 2.2).
 
     Parameters: transitions [C,C], from the row's tag to the column's; start [C] and end [C], for the first and the
-    last tag of a chain. All are zero initially, where the best path is that of independent tags.
+    last tag of a chain. They begin at zero, where the best path is that of independent tags.
 
-    A chain runs through the `tagged` positions of a sequence in order, and skips the positions between them, since
-    only the first token of a word may have a tag. Each sequence of a packed row is a chain of its own. A row's value
-    is the sum over its chains, and 0 for a row without any.
+    A chain runs through the `tagged` positions of a sequence in order, since only the first token of a word may have a
+    tag. Each sequence of a packed row is a chain. A row's value is the sum over its chains, and 0 without any.
 
-    With `allowed`, the scores of paths that it excludes are far below those of all others.
+    Scores of paths outside `allowed` are far below all others.
     """
 
     def __init__(self, config: ModelConfig, tags: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:
@@ -127,20 +134,16 @@ class CRF(nnx.Module):
         self.end = nnx.Param(jnp.zeros(tags))
 
     def score(
-        self,
-        logits: Float[Array, "B T C"],
-        tags: Int[Array, "B T"],
-        tagged: Bool[Array, "B T"],
-        sequence_ids: Int[Array, "B T"],
-        allowed: Allowed | None = None,
+        self, logits: Logits, tags: Ids, tagged: Tagged, sequence_ids: Ids, allowed: Allowed | None = None
     ) -> Float[Array, "B"]:
-        """s(X, y) of Lample et al.: the sum of the tags' logits and of the transitions between them."""
+        """Sums the tags' logits and the transitions between them: s(X, y) of Lample et al."""
         classes = logits.shape[-1]
         transitions, start, end = self._scores(allowed)
         before = _tagged_before(tagged)
         first = _first_of_chain(tagged, sequence_ids)
         last = _first_of_chain(tagged[:, ::-1], sequence_ids[:, ::-1])[:, ::-1]
         inner = tagged & ~first
+        # One-hot matmuls, since the gradient of a look-up would be a scatter.
         chosen = jax.nn.one_hot(tags, classes) * tagged[..., None]
         previous = jax.nn.one_hot(jnp.take_along_axis(tags, before, axis=1), classes) * inner[..., None]
         return (
@@ -151,27 +154,20 @@ class CRF(nnx.Module):
         )
 
     def log_partition(
-        self,
-        logits: Float[Array, "B T C"],
-        tagged: Bool[Array, "B T"],
-        sequence_ids: Int[Array, "B T"],
-        allowed: Allowed | None = None,
+        self, logits: Logits, tagged: Tagged, sequence_ids: Ids, allowed: Allowed | None = None
     ) -> Float[Array, "B"]:
-        """The logarithm of the sum of exp(score) over all paths, by the forward algorithm."""
+        """Computes log-sum-exp of the scores over all paths, by the forward algorithm."""
         return self._forward(logits, tagged, sequence_ids, allowed, jax.nn.logsumexp)[0]
 
     def decode(
-        self,
-        logits: Float[Array, "B T C"],
-        tagged: Bool[Array, "B T"],
-        sequence_ids: Int[Array, "B T"],
-        allowed: Allowed | None = None,
+        self, logits: Logits, tagged: Tagged, sequence_ids: Ids, allowed: Allowed | None = None
     ) -> tuple[Int[Array, "B T"], Float[Array, "B"]]:
-        """The path with the highest score (Viterbi 1967), with 0 where there is no tag, and that score."""
+        """Returns the path with the highest score (Viterbi 1967), with 0 where there is no tag, and that score."""
         score, (forward, last) = self._forward(logits, tagged, sequence_ids, allowed, jnp.max)
         transitions, _, end = self._scores(allowed)
 
         def back(tag: Array, position: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+            # The best tag before this position; before the first tag of a chain, the best end of the chain before.
             before, tagged, first = position
             leaving = jnp.where(first[:, None], end, transitions.T[tag])
             return jnp.where(tagged, (before + leaving).argmax(axis=-1), tag), jnp.where(tagged, tag, 0)
@@ -184,7 +180,7 @@ class CRF(nnx.Module):
     def _scores(
         self, allowed: Allowed | None
     ) -> tuple[Float[Array, "C C"], Float[Array, "#B C"], Float[Array, "#B C"]]:
-        """The scores of transitions, of first and of last tags."""
+        """Returns the scores of transitions, first and last tags."""
         scores = self.transitions[...], self.start[...][None], self.end[...][None]
         if allowed is None:
             return scores
@@ -194,14 +190,9 @@ class CRF(nnx.Module):
         return transitions, start, end
 
     def _forward(
-        self,
-        logits: Float[Array, "B T C"],
-        tagged: Bool[Array, "B T"],
-        sequence_ids: Int[Array, "B T"],
-        allowed: Allowed | None,
-        reduce: Callable[..., Array],
+        self, logits: Logits, tagged: Tagged, sequence_ids: Ids, allowed: Allowed | None, reduce: Callable[..., Array]
     ) -> tuple[Float[Array, "B"], tuple[Float[Array, "T B C"], Float[Array, "B C"]]]:
-        """The reduction over all paths, and over those at each tag before each position and after the last one."""
+        """Reduces over all paths, and over those at each tag before each position and after the last one."""
         transitions, start, end = self._scores(allowed)
 
         def step(carry: tuple[Array, Array], position: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], Array]:
@@ -220,14 +211,14 @@ class CRF(nnx.Module):
 
 
 def _tagged_before(tagged: Bool[Array, "B T"]) -> Int[Array, "B T"]:
-    """The last tagged position before each position of its row; 0 where there is none."""
+    """Returns the last tagged position before each position of its row; 0 if there is none."""
     positions = jax.lax.broadcasted_iota(jnp.int32, tagged.shape, 1)
     latest = jax.lax.cummax(jnp.where(tagged, positions, -1), axis=1)
     return jnp.maximum(jnp.pad(latest[:, :-1], ((0, 0), (1, 0)), constant_values=-1), 0)
 
 
 def _first_of_chain(tagged: Bool[Array, "B T"], sequence_ids: Int[Array, "B T"]) -> Bool[Array, "B T"]:
-    """Whether a position is the first tagged one of its sequence."""
+    """Tells whether a position is the first tagged one of its sequence."""
     before = _tagged_before(tagged)
     follows = jnp.take_along_axis(tagged, before, axis=1) & (
         jnp.take_along_axis(sequence_ids, before, axis=1) == sequence_ids
@@ -237,18 +228,17 @@ def _first_of_chain(tagged: Bool[Array, "B T"], sequence_ids: Int[Array, "B T"])
 
 
 # Spans of up to K positions are stored in arrays [B, T, K]: entry [t, n - 1] is the span of length n (1 to K) that
-# begins at position t. For spans of words, pass the hidden states of the words' first tokens (gather_positions) instead
-# of those of all tokens. Source: Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Fine-tuning for
-# Span-Based Applications".
+# begins at position t. For spans of words, pass the hidden states of the words' first tokens (gather_positions).
+# Source: Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Fine-tuning for Span-Based Applications".
 PARTS = 3  # of a span's vector: begin, end, content
 
 
 class SpanVectors(nnx.Module):
     """The vector [s_i; e_j; g_ij] of the span from position i to position j.
 
-    boundaries  hidden    s_i = h_i, e_j = h_j
-                networks  s_i and e_j are each given by a dense layer and the activation, since the beginning and the
-                          end of a span are different questions
+    boundaries  hidden     s_i = h_i, e_j = h_j
+                networks   s_i and e_j are outputs of a dense layer each and the activation, since the beginning and the
+                           end of a span are different questions
     content     mean       g_ij is the mean of h_i ... h_j
                 attention  their sum, weighted by the softmax within the span of a score from a two-layer network
                            (Lee et al. 2017, section 4.2)
@@ -264,69 +254,62 @@ class SpanVectors(nnx.Module):
         self.spans = spans
         self.runtime = runtime
 
-    def __call__(
-        self, hidden: Float[Array, "B T D"], seeds: UInt32[Array, "B 2"] | None = None
-    ) -> Float[Array, "B T K G"]:
-        """G = 3D. The attention network drops out. Entries that are no span of one sequence have meaningless vectors
-        (possible_spans)."""
+    def __call__(self, hidden: Float[Array, "B T D"], seeds: Seeds = None) -> Float[Array, "B T K G"]:
+        """Returns the vectors, G = 3D; they mean nothing for entries outside possible_spans."""
         start = end = hidden
         if self.spans.boundaries == "networks":
             function = activation(self.activation)
             start, end = function(self.start(hidden)), function(self.end(hidden))
-        ends = ahead(end, self.spans.length)
-        starts = jnp.broadcast_to(start[:, :, None], ends.shape)
-        return jnp.concatenate([starts, ends, self._content(hidden, seeds)], axis=-1)
-
-    def _content(self, hidden: Float[Array, "B T D"], seeds: UInt32[Array, "B 2"] | None) -> Float[Array, "B T K D"]:
         length = self.spans.length
-        scores = jnp.zeros(hidden.shape[:2])
-        if self.spans.content == "attention":
-            scores = self.attention(hidden, seeds)[..., 0]
+        ends = ahead(end, length)
+        starts = jnp.broadcast_to(start[:, :, None], ends.shape)
+        # The content: a softmax over the positions of each span; equal scores give the mean.
+        scores = (
+            self.attention(hidden, seeds)[..., 0] if self.spans.content == "attention" else jnp.zeros(hidden.shape[:2])
+        )
         inside = jnp.tril(jnp.ones((length, length), bool))  # the positions of a span, by its length
         weights = jax.nn.softmax(jnp.where(inside[None, None], ahead(scores, length)[:, :, None], -jnp.inf), axis=-1)
-        return jnp.einsum(
-            "btlk,btkd->btld", weights.astype(hidden.dtype), ahead(hidden, length), precision=self.runtime.precision
-        )
+        weights = weights.astype(hidden.dtype)
+        content = jnp.einsum("btlk,btkd->btld", weights, ahead(hidden, length), precision=self.runtime.precision)
+        return jnp.concatenate([starts, ends, content], axis=-1)
 
 
 class SpanClassifier(Network):
-    """The class of each span: float32 logits from a two-layer network; one logit for whether it is a span at all."""
+    """A two-layer network: float32 logits of each span's class, or one logit of whether it is a span at all."""
 
     def __init__(self, config: ModelConfig, classes: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:
         super().__init__(config, PARTS * config.width, classes, runtime=runtime, key=key)
 
 
 class SpanPairs(Network):
-    """The relation of a span g to another g': float32 logits from a two-layer network over [g; g'; g * g'].
+    """A two-layer network over [g; g'; g * g']: float32 logits of the relation from span g to span g'.
 
-    The vector of a pair follows Lee et al. 2017, section 4.1, without features. Its use for relations, with class 0
-    for none, follows Luan et al. 2018, section 3.
+    The vector follows Lee et al. 2017, section 4.1, without features, and its use for relations, with class 0 for none,
+    Luan et al. 2018, section 3.
     """
 
     def __init__(self, config: ModelConfig, classes: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:
         super().__init__(config, 3 * PARTS * config.width, classes, runtime=runtime, key=key)
 
-    def __call__(
-        self, vectors: Float[Array, "B P G"], seeds: UInt32[Array, "B 2"] | None = None
-    ) -> Float[Array, "B P P C"]:
-        """The relation from span p to span q at [p, q]."""
+    def __call__(self, vectors: Float[Array, "B P G"], seeds: Seeds = None) -> Float[Array, "B P P C"]:
+        """Returns the relation from span p to span q at [p, q]."""
         shape = (vectors.shape[0], vectors.shape[1], *vectors.shape[1:])
         first, second = jnp.broadcast_to(vectors[:, :, None], shape), jnp.broadcast_to(vectors[:, None], shape)
         return super().__call__(jnp.concatenate([first, second, first * second], axis=-1), seeds)
 
 
 def possible_spans(sequence_ids: Int[Array, "B T"], length: int) -> Bool[Array, "B T K"]:
-    """Which spans of up to `length` positions lie in one sequence; padding is no sequence."""
+    """Tells which spans of up to `length` positions lie in one sequence; padding is no sequence."""
     return (ahead(sequence_ids, length) == sequence_ids[:, :, None]) & (sequence_ids > 0)[:, :, None]
 
 
 def choose_spans(
     scores: Float[Array, "B T K"], possible: Bool[Array, "B T K"], count: int
 ) -> tuple[Int[Array, "B P"], Int[Array, "B P"], Bool[Array, "B P"]]:
-    """The P = count best possible spans by score, best first: first positions, lengths, and whether each is real.
+    """Chooses the P = count best possible spans by score: first positions, lengths, and whether each is real.
 
-    A row may have fewer real spans. P is at most the number of entries of a row. Relations are predicted between
-    these spans only (Lee et al. 2017, section 5).
+    They are sorted, best first. A row may have fewer real spans; P is at most T times K. Relations are predicted
+    between these spans only (Lee et al. 2017, section 5).
     """
     flat = jnp.where(possible, scores, -jnp.inf).reshape(scores.shape[0], -1)
     best, places = jax.lax.top_k(flat, min(count, flat.shape[1]))
@@ -336,13 +319,13 @@ def choose_spans(
 def take_spans(
     vectors: Float[Array, "B T K G"], starts: Int[Array, "B P"], lengths: Int[Array, "B P"]
 ) -> Float[Array, "B P G"]:
-    """The vectors of some spans, by their first positions and lengths."""
+    """Returns the vectors of some spans, by their first positions and lengths."""
     rows, positions, longest, width = vectors.shape
     return gather_positions(vectors.reshape(rows, positions * longest, width), starts * longest + lengths - 1)
 
 
 def ahead(values: Array, count: int) -> Array:
-    """[B, T, ...] to [B, T, count, ...]: the values 0, 1, ... positions after each; zero past the end of the row."""
+    """Maps [B, T, ...] to [B, T, count, ...]: the values 0, 1, ... positions ahead; zero past the end of the row."""
     length = values.shape[1]
     padded = jnp.pad(values, [(0, 0), (0, count - 1)] + [(0, 0)] * (values.ndim - 2))
     return jnp.stack([padded[:, number : number + length] for number in range(count)], axis=2)

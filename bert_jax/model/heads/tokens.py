@@ -9,16 +9,17 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.embeddings import Embedding, is_unpacked, token_table
-from bert_jax.model.heads.basic import biased_dense, dense, norm
-from bert_jax.model.layers import activation, child_key
+from bert_jax.model.heads.basic import biased_dense
+from bert_jax.model.layers import activation, child_key, dense, norm
 from bert_jax.model.ops import VocabularyProduct, look_up_by_matmul
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.transformer import Encoder
 from bert_jax.shapes import padded_vocabulary
 
-# facebookresearch/SpanBERT, pair_bert.py: max_targets and position_embedding_size. Tokens beyond that offset in a span
-# are not predicted.
+# facebookresearch/SpanBERT, pair_bert.py: max_targets and position_embedding_size. Tokens further into a span are not
+# predicted.
 SPAN_PLACES = 20
 SPAN_PLACE_WIDTH = 200
 
@@ -27,7 +28,7 @@ class MaskedLanguageModel(nnx.Module):
     """A dense layer, the activation and LayerNorm, then the output matrix and a bias for each token.
 
     As get_masked_lm_output of google-research/bert, run_pretraining.py. The dense layer leads to the width of the
-    embeddings, where they have their own (Lan et al. 2020).
+    embeddings if they have their own (Lan et al. 2020).
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
@@ -41,7 +42,7 @@ class MaskedLanguageModel(nnx.Module):
         self.runtime = runtime
 
     def product(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V E"]) -> VocabularyProduct:
-        """The logits before they are computed, by the token table where model.tied_output is set."""
+        """Returns the logits before they are computed, by the token table if model.tied_output is set."""
         rows = self.norm(activation(self.config.activation)(self.transform(vectors)))
         table = tokens if self.config.tied_output else self.output.table[...]
         return VocabularyProduct(rows, table, self.bias[...], self.config.vocab_size, self.runtime)
@@ -50,44 +51,39 @@ class MaskedLanguageModel(nnx.Module):
 class LanguageModel(nnx.Module):
     """The output matrix applied to hidden states of a causal model (Radford et al. 2018, equation 2).
 
-    A dense layer comes before it where the embeddings have a width of their own. Of an encoder of two directions, it
-    is applied to the part of either; both share its parameters (Peters et al. 2018, section 3.1).
+    A dense layer comes first if the embeddings have a width of their own. The two directions of an encoder share the
+    parameters (Peters et al. 2018, section 3.1).
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
         if config.embedding_width:
-            width = config.embedding_width
-            inputs = config.layer_width
-            self.projection = dense(config, inputs, width, runtime=runtime, key=child_key(key, "projection"))
+            widths = config.layer_width, config.embedding_width
+            self.projection = dense(config, *widths, runtime=runtime, key=child_key(key, "projection"))
         if not config.tied_output:
             self.output = token_table(config, child_key(key, "output"))
         self.config = config
         self.runtime = runtime
 
     def product(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V E"]) -> VocabularyProduct:
-        """As MaskedLanguageModel.product."""
+        """Does the same as MaskedLanguageModel.product."""
         table = tokens if self.config.tied_output else self.output.table[...]
         rows = self.projection(vectors) if self.config.embedding_width else vectors
         return VocabularyProduct(rows, table, None, self.config.vocab_size, self.runtime)
 
 
 class SpanBoundary(nnx.Module):
-    """Masked tokens from the hidden states on both sides of their span, and from their offset in it.
+    """Predicts masked tokens from the hidden states on both sides of their span, and from their offset in it.
 
     Two layers of dense, activation and norm over [left; right; offset], then the output matrix of masked tokens (Joshi
     et al. 2020, section 3.2), and a bias for each token (SpanBERT's code).
-
-    position/table [20,200], first/kernel [2D+200,D], first_norm, second/kernel [D,D], second_norm, bias [V]
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
-        deviation = config.initializer_range
-        place_key = child_key(key, "position")
-        self.position = Embedding(SPAN_PLACES, SPAN_PLACE_WIDTH, used=SPAN_PLACES, deviation=deviation, key=place_key)
+        width = config.table_width
+        self.position = Embedding(config, SPAN_PLACES, SPAN_PLACE_WIDTH, key=child_key(key, "position"))
         inputs = 2 * config.width + SPAN_PLACE_WIDTH
         self.first = dense(config, inputs, runtime=runtime, key=child_key(key, "first"))
         self.first_norm = norm(config, runtime=runtime)
-        width = config.table_width
         self.second = dense(config, config.width, width, runtime=runtime, key=child_key(key, "second"))
         self.second_norm = norm(config, width, runtime=runtime)
         self.bias = nnx.Param(jnp.zeros(padded_vocabulary(config.vocab_size)))
@@ -101,8 +97,7 @@ class SpanBoundary(nnx.Module):
         offsets: Int[Array, "B M"],
         table: Float[Array, "V E"],
     ) -> VocabularyProduct:
-        """The logits by the output matrix. Offsets in the span count from 1; those past the last embedding use the
-        last."""
+        """Returns the logits before they are computed. Offsets in the span count from 1."""
         places = look_up_by_matmul(self.position.table[...], jnp.clip(offsets - 1, 0, SPAN_PLACES - 1))
         joined = jnp.concatenate([left, right, places.astype(left.dtype)], axis=-1)
         function = activation(self.config.activation)
@@ -112,7 +107,7 @@ class SpanBoundary(nnx.Module):
 
 
 class ReplacedTokens(nnx.Module):
-    """A dense layer, the activation, and a dense layer to one logit: that the token is not the original.
+    """A dense layer, the activation, and a dense layer to one logit: the token is not the original.
 
     As get_discriminator_output of google-research/electra, run_pretraining.py.
     """
@@ -123,22 +118,20 @@ class ReplacedTokens(nnx.Module):
         self.activation = activation(config.activation)
 
     def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
-        """float32 logits."""
         return self.output(self.activation(self.dense(hidden)), dtype=jnp.float32)[..., 0]
 
 
 class Generator(nnx.Module):
     """A narrower encoder over the model's embeddings, and a head of masked tokens with the model's token table.
 
-    It has as many layers as the model and heads of the same width where these divide its width (Clark et al. 2020,
-    section 3.2 and table 6). A dense layer leads from the embeddings to its width where the two differ.
+    It has as many layers as the model, and heads of the same width if these divide its width (Clark et al. 2020,
+    section 3.2 and table 6). A dense layer leads to its width if that differs from the embeddings'.
     """
 
     def __init__(self, config: ModelConfig, width: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:
         self.config = generator_config(config, width)
-        if self.config.embedding_width:
-            inputs = self.config.embedding_width
-            self.projection = dense(self.config, inputs, runtime=runtime, key=child_key(key, "projection"))
+        if width := self.config.embedding_width:
+            self.projection = dense(self.config, width, runtime=runtime, key=child_key(key, "projection"))
         self.encoder = Encoder(self.config, runtime=runtime, key=child_key(key, "encoder"))
         self.mlm_head = MaskedLanguageModel(self.config, runtime=runtime, key=child_key(key, "mlm_head"))
 
@@ -148,23 +141,18 @@ class Generator(nnx.Module):
         batch: Any,
         masked_positions: Int[Array, "B M"],
         tokens: Float[Array, "V E"],
-        dropout_key: PRNGKeyArray | None,
+        dropout_key: DropoutKey,
     ) -> Float[Array, "B M V"]:
-        """float32 logits of the tokens at M positions of each row."""
-        hidden = self.projection(embedded) if self.config.embedding_width else embedded
-        vectors = self.encoder.at_positions(
-            hidden,
-            batch.sequence_ids,
-            batch.positions,
-            masked_positions,
-            dropout_key,
-            unpacked=is_unpacked(batch),
-        )
+        """Returns float32 token logits at M positions of each row."""
+        hidden, places = embedded, (batch.sequence_ids, batch.positions, masked_positions)
+        if self.config.embedding_width:
+            hidden = self.projection(embedded)
+        vectors = self.encoder.at_positions(hidden, *places, dropout_key, unpacked=is_unpacked(batch))
         return self.mlm_head.product(vectors, tokens).logits()
 
 
 def generator_config(config: ModelConfig, width: int) -> ModelConfig:
-    """The architecture of a model's generator of that width. Raises UserError for a width that no heads divide."""
+    """Returns the architecture of a model's generator. Raises UserError for a width that no heads divide."""
     head_width = config.width // config.heads
     if width % head_width and width > head_width:
         raise UserError(
