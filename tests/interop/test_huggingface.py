@@ -75,7 +75,7 @@ def test_export_and_import_preserve_everything(tmp_path, architecture):
 def test_the_table_covers_every_parameter_of_every_head():
     config = odd_config()
     for heads, _ in CASES.values():
-        table = BERT.table(huggingface_export.architecture_of(BERT, heads))
+        table = BERT.table(huggingface_export.class_for(BERT, heads))
         params = layers.flatten(abstract_params(config, heads))
         assert {entry.path for entry in table} >= set(params)
         assert sum(map(np.prod, family.tensor_shapes(table, config, heads).values())) == sum(
@@ -234,8 +234,8 @@ def test_a_tensor_that_does_not_fit_is_named(tmp_path, change, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"id2label": {"0": "x", "1": "y"}}, "id2label has 2 labels, but the classifier 3"),
-        ({"id2label": 3}, "id2label is 3; expected a label for each output"),
+        ({"id2label": {"0": "x", "1": "y"}}, r"id2label is {.0.: .x., .1.: .y.}; expected labels of 3 outputs"),
+        ({"id2label": 3}, "id2label is 3; expected labels of 3 outputs"),
         ({"problem_type": "regression"}, "problem_type is 'regression'"),
     ],
 )

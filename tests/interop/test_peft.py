@@ -18,7 +18,7 @@ from tokenizer_kinds import byte_pairs
 from bert_jax.config.model import LoraConfig
 from bert_jax.errors import UserError
 from bert_jax.interop import export as bert_jax_export
-from bert_jax.interop import huggingface, huggingface_export, peft_export, sentence_transformers
+from bert_jax.interop import huggingface, huggingface_export, peft, sentence_transformers
 from bert_jax.interop.export import export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -142,7 +142,7 @@ def test_the_head_of_a_masked_language_model_is_left_out_where_its_adapters_have
     base = huggingface.read(tmp_path / "base")
     assert json.loads((tmp_path / "base" / "config.json").read_text())["model_type"] == name
     run = trained(base, HEADS, tmp_path / "base")
-    peft_export.write(run, tmp_path / "adapters")
+    peft.write(run, tmp_path / "adapters")
     loaded = open_checkpoint(tmp_path / "adapters")
     assert loaded.heads == HEADS
     model, params = lora.merge(run.model, run.params)
@@ -185,7 +185,7 @@ def test_the_settings_of_vectors_are_written_and_read_with_their_adapters(tmp_pa
     others = VECTORS | {"pooling": "max", "normalize": False}
     huggingface_export.write_sentence_transformer(dataclasses.replace(base, task=others), tmp_path / "base")
     task = VECTORS | {"query_prompt": "query: ", "prompts": [["query", "query: "]]}
-    peft_export.write(trained(base, Heads(), tmp_path / "base", task=task), tmp_path / "adapters")
+    peft.write(trained(base, Heads(), tmp_path / "base", task=task), tmp_path / "adapters")
     assert open_checkpoint(tmp_path / "adapters").task == task
     (tmp_path / "adapters" / "task.json").unlink()
     for pooling in ("max", "last"):
@@ -199,7 +199,7 @@ def test_adapters_of_multiple_choice_which_peft_has_no_task_type_for_are_read_wi
     heads = Heads(pooler=True, choices=True)
     task = {"name": "own", "kind": "choice", "labels": [], "max_length": 16}
     run = trained(huggingface.read(tmp_path / "base"), heads, tmp_path / "base", task=task)
-    peft_export.write(run, tmp_path / "adapters")
+    peft.write(run, tmp_path / "adapters")
     loaded = open_checkpoint(tmp_path / "adapters")
     assert loaded.heads == heads and loaded.task == task
     _, params = lora.merge(run.model, run.params)

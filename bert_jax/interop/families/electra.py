@@ -1,8 +1,8 @@
 """ELECTRA (modeling_electra.py of transformers; Clark et al. 2020).
 
-The layers and their names are BERT's. Embeddings narrower than the layers are projected. A classifier
-begins with a dense layer and GELU. ElectraForPreTraining is a discriminator, and ElectraForMaskedLM a
-generator, which shares no parameter with it in these files.
+The layers and their names are BERT's. Embeddings narrower than the layers are projected. A classifier begins with a
+dense layer and GELU. ElectraForPreTraining is a discriminator and ElectraForMaskedLM a generator; in these files they
+share no parameter.
 """
 
 from collections.abc import Mapping
@@ -11,14 +11,15 @@ from typing import Any
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
+from bert_jax.interop import family
 from bert_jax.interop.families import bert
-from bert_jax.interop.family import Architecture, Entry, Family, Field, Parts, dense, mlm_head
+from bert_jax.interop.family import Family, Field, Parts
 from bert_jax.tokenization.vocabulary import Vocabulary
 
 FIELDS = (*bert.FIELDS, Field("embedding_width", "embedding_size", 128))
 ALWAYS = bert.ALWAYS | {"position_offset": 0, "shared_layers": "none", "pooler": "gelu"}
-# A summary for multiple choice other than a dense layer and GELU over the first token.
-FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
+# Multiple choice is supported only with a dense layer and GELU over the first token.
+FIXED: family.Fixed = (
     ("summary_type", ("first",)),
     ("summary_use_proj", (True,)),
     ("summary_activation", ("gelu",)),
@@ -26,33 +27,33 @@ FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("add_cross_attention", (False, None)),
 )
 
-ENCODER: tuple[Entry, ...] = (*bert.ENCODER, *dense("embeddings/projection", "embeddings_project"))
-MLM: Parts = mlm_head(
+ENCODER = (*bert.ENCODER, *family.dense("embeddings/projection", "embeddings_project"))
+MLM = family.mlm_head(
     "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head", "generator_lm_head.bias"
 )
 REPLACED_TOKENS: Parts = {
     "replaced_tokens": (
-        *dense("replaced_tokens_head/dense", "discriminator_predictions.dense"),
-        *dense("replaced_tokens_head/output", "discriminator_predictions.dense_prediction"),
+        *family.dense("replaced_tokens_head/dense", "discriminator_predictions.dense"),
+        *family.dense("replaced_tokens_head/output", "discriminator_predictions.dense_prediction"),
     )
 }
 CLASSES: Parts = {
-    "pooler": dense("pooler/dense", "classifier.dense"),
-    "classes": dense("classifier/dense", "classifier.out_proj"),
+    "pooler": family.dense("pooler/dense", "classifier.dense"),
+    "classes": family.dense("classifier/dense", "classifier.out_proj"),
 }
-SUMMARY: Parts = {"pooler": dense("pooler/dense", "sequence_summary.summary")}
+SUMMARY: Parts = {"pooler": family.dense("pooler/dense", "sequence_summary.summary")}
 
 
-def _read_further(where: Path, values: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Embeddings as wide as the layers are not projected."""
+def _read_further(file: Path, values: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    # Embeddings as wide as the layers are not projected.
     return {"embedding_width": 0} if fields["embedding_width"] == fields["width"] else {}
 
 
-def _read_heads(where: Path, values: Mapping[str, Any], parts: frozenset[str]) -> dict[str, Any]:
-    """The generator's head uses the exact GELU regardless of hidden_act (ElectraGeneratorPredictions)."""
-    if "mlm" in parts and values.get("hidden_act", "gelu") != "gelu":
+def _read_heads(file: Path, values: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    # The generator's head uses the exact GELU regardless of hidden_act (ElectraGeneratorPredictions).
+    if "mlm" in names and values.get("hidden_act", "gelu") != "gelu":
         raise UserError(
-            f"{where}: hidden_act is {values['hidden_act']!r}, but the head of masked tokens has gelu in transformers"
+            f"{file}: hidden_act is {values['hidden_act']!r}, but the head of masked tokens has gelu in transformers"
         )
     return {}
 
@@ -76,14 +77,14 @@ ELECTRA = Family(
     base=("embeddings.", "embeddings_project.", "encoder."),
     base_class="ElectraModel",
     encoder=ENCODER,
-    architectures={
-        "ElectraModel": Architecture({}, {}),
-        "ElectraForPreTraining": Architecture(REPLACED_TOKENS, {}),
-        "ElectraForMaskedLM": Architecture(MLM, {}),
-        "ElectraForSequenceClassification": Architecture(CLASSES, {}),
-        "ElectraForTokenClassification": Architecture(bert.TAGS, {}),
-        "ElectraForQuestionAnswering": Architecture(bert.QUESTION, {}),
-        "ElectraForMultipleChoice": Architecture(SUMMARY | bert.CHOICES, {}),
+    classes={
+        "ElectraModel": {},
+        "ElectraForPreTraining": REPLACED_TOKENS,
+        "ElectraForMaskedLM": MLM,
+        "ElectraForSequenceClassification": CLASSES,
+        "ElectraForTokenClassification": bert.TAGS,
+        "ElectraForQuestionAnswering": bert.QUESTION,
+        "ElectraForMultipleChoice": SUMMARY | bert.CHOICES,
     },
     copies={"generator_lm_head.weight": "embeddings.word_embeddings.weight"},
     buffers=bert.BUFFERS,
