@@ -118,8 +118,10 @@ def main(arguments: Sequence[str]) -> None:
     job.add_argument("--trim", metavar="GLOB", help="the text whose tokens to keep")
     add_average_flag(parser)
     options = parser.parse_args(arguments)
-    resize = trim if options.add_tokens is None else add_tokens
-    done = resize(options.checkpoint, options.add_tokens or options.trim, options.output, options.average)
+    if options.add_tokens is not None:
+        done = add_tokens(options.checkpoint, options.add_tokens, options.output, options.average)
+    else:
+        done = trim(options.checkpoint, options.trim, options.output, options.average)
     sizes = " -> ".join(f"{size / 1e6:.1f}" for size in (done.bytes_before, done.bytes_after) if size is not None)
     weights = f", {sizes} MB of weights" if done.bytes_after is not None else " in a workdir"
     tokens = f"{done.tokens_before:,} -> {done.loaded.model.vocab_size:,} tokens"

@@ -30,17 +30,15 @@ def export(
     """Exports a checkpoint; the output folder appears complete or not at all.
 
     Args:
-        checkpoint: As in open_checkpoint.
+        checkpoint: As in open_checkpoint, also `average`.
         output: The folder to create.
         format: One of FORMATS.
-        average: As in open_checkpoint.
         part: The discriminator or the generator, if the model has both (config.objective=replaced_tokens). By default
             the orbax format holds both, and others the discriminator.
         base: The Hugging Face folder that peft adapters refer to; empty for the run's init_from.
         dtype: One of DTYPES[format]; empty for the default that `--help` describes.
 
-    Raises:
-        UserError: A format, dtype or part is unknown, the output exists, or the checkpoint cannot be opened.
+    Raises UserError for an unknown option, an output that exists, and a checkpoint that cannot be opened.
     """
     _check_options(output, format, dtype)  # before the checkpoint is read
     if base and format != "peft":

@@ -252,49 +252,31 @@ class Family:
     """The Hugging Face format of one family.
 
     Tensor names are bare: without the prefix that a model with a head gives its base model.
-
-    model_type      as in config.json
-    title           the name shown to users
-    prefix          of the base model's tensors in a model with a head, such as "bert."
-    base            prefixes of the base model's bare names: ("embeddings.", "encoder.", "pooler.")
-    base_class      the base model alone, whose tensors have no prefix
-    encoder         the encoder's name table, which every class shares
-    classes         the heads that a file must hold, by class name
-    optional        heads that a file of any class may hold, too, as published files often do
-    copies          tensors that a file may hold as a copy of another: copy -> original
-    buffers         tensors that a file may hold and that are not read; {} stands for a layer
-    unread          trained tensors that a file may hold and that reading reports as left out
-    fields          the numbers in config.json
-    activation      the activation's name there, and its default
-    fixed           fields of config.json with supported values
-    always          the fields of ModelConfig that are the same for all models of the family
-    read_further    (path for messages, content of config.json, fields read) -> further fields of ModelConfig
-    write_further   (architecture, vocabulary) -> further fields of config.json
-    read_heads      (path, content of config.json, head names) -> further fields of Heads
-    write_heads     the inverse of read_heads
-    tokenizers      the kinds of tokenizer that the family's models have; None for any
     """
 
-    model_type: str
-    title: str
-    prefix: str
-    base: tuple[str, ...]
-    base_class: str
-    encoder: tuple[Entry, ...]
-    classes: Mapping[str, Parts]
-    fields: tuple[Field, ...]
+    model_type: str  # as in config.json
+    title: str  # the name shown to users
+    prefix: str  # of the base model's tensors in a model with a head, such as "bert."
+    base: tuple[str, ...]  # prefixes of the base model's bare names: ("embeddings.", "encoder.", "pooler.")
+    base_class: str  # the base model alone, whose tensors have no prefix
+    encoder: tuple[Entry, ...]  # the encoder's name table, which every class shares
+    classes: Mapping[str, Parts]  # the heads that a file must hold, by class name
+    fields: tuple[Field, ...]  # the numbers in config.json
+    always: Mapping[str, Any]  # the fields of ModelConfig that are the same for all models of the family
+    # (architecture, vocabulary) -> further fields of config.json
     write_further: Callable[[ModelConfig, Vocabulary], dict[str, Any]]
-    always: Mapping[str, Any]
-    optional: Parts = field(default_factory=dict)
+    # (path for messages, content of config.json, fields read) -> further fields of ModelConfig
     read_further: Callable[[Path, Mapping[str, Any], dict[str, Any]], dict[str, Any]] = lambda file, values, fields: {}
-    activation: tuple[str, str] = ("hidden_act", "gelu")
-    fixed: Fixed = ()
-    copies: Mapping[str, str] = field(default_factory=dict)
-    buffers: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
+    # (path, content of config.json, head names) -> further fields of Heads; write_heads is the inverse
     read_heads: Callable[[Path, Mapping[str, Any], frozenset[str]], dict[str, Any]] = lambda file, values, names: {}
     write_heads: Callable[[Heads], dict[str, Any]] = lambda heads: {}
-    tokenizers: tuple[str, ...] | None = None
+    activation: tuple[str, str] = ("hidden_act", "gelu")  # its name in config.json, and its default
+    fixed: Fixed = ()
+    optional: Parts = field(default_factory=dict)  # heads that any file may hold, too, as published files often do
+    copies: Mapping[str, str] = field(default_factory=dict)  # tensors that a file may hold: copy -> original
+    buffers: tuple[str, ...] = ()  # tensors that a file may hold and that are not read; {} stands for a layer
+    unread: tuple[str, ...] = ()  # trained tensors that a file may hold and that reading reports as left out
+    tokenizers: tuple[str, ...] | None = None  # the kinds of tokenizer that the family's models have; None for any
 
     def read_model(self, file: Path, values: Mapping[str, Any]) -> ModelConfig:
         """Reads the architecture from the content of a config.json; `file` is its path.

@@ -167,7 +167,7 @@ def read(directory: str | Path) -> LoadedModel:
     refuse_pickle(directory)
     values = read_config(directory)
     family, _ = named_family(directory / CONFIG_FILE, values)
-    return assemble(directory, directory, values, SafetensorsFolder(directory, family.prefix))
+    return assemble(directory, directory / CONFIG_FILE, values, SafetensorsFolder(directory, family.prefix))
 
 
 def read_config(directory: Path, *others: Path) -> dict[str, Any]:
@@ -183,16 +183,13 @@ def read_config(directory: Path, *others: Path) -> dict[str, Any]:
     return values
 
 
-def assemble(origin: Path, directory: Path, values: Mapping[str, Any], weights: SafetensorsFolder) -> LoadedModel:
-    """Builds the model that config.json describes.
+def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: SafetensorsFolder) -> LoadedModel:
+    """Builds the model that `values`, the content of config.json (`file`), describes, with the tensors of `weights`.
 
-    Args:
-        origin: The path that was opened. An adapter folder may have its own sentence-transformers files.
-        directory: The folder of config.json and the tokenizer, for messages.
-        values: The content of config.json.
-        weights: The model's tensors.
+    The tokenizer is next to `file`. `origin` was opened; an adapter folder may have its own files of
+    sentence-transformers.
     """
-    file = directory / CONFIG_FILE
+    directory = file.parent
     family, class_name = named_family(file, values)
     settings = next((folder for folder in (origin, directory) if sentence_transformers.is_folder(folder)), None)
     required = [entry for part in family.classes[class_name].values() for entry in part]
@@ -216,9 +213,9 @@ def assemble(origin: Path, directory: Path, values: Mapping[str, Any], weights: 
     twice = [entry.names for entry in table if entry.layout is name_table.VOCABULARY_TWICE]
     absent = {first: second for first, second in twice if first not in weights and second in weights}
     shapes = name_table.tensor_shapes(table, model, heads)
-    _check_tensors(directory, weights, {name: shapes[name] for name in shapes if name not in absent}, family)
+    _check_tensors(file, weights, {name: shapes[name] for name in shapes if name not in absent}, family)
     params = name_table.import_params(table, lambda name: weights[absent.get(name, name)], model, heads)
-    words = load_vocabulary(directory, model)
+    words = load_vocabulary(directory, model, file.name)
     model, params = _match_token_types(directory, values, model, params)
     task = read_task(file, values, model, heads)
     if settings and task is None:
@@ -265,17 +262,16 @@ def output_counts(family: Family, class_name: str, weights: SafetensorsFolder) -
 
 
 def _check_tensors(
-    directory: Path, weights: SafetensorsFolder, expected: Mapping[str, tuple[int, ...]], family: Family
+    file: Path, weights: SafetensorsFolder, expected: Mapping[str, tuple[int, ...]], family: Family
 ) -> None:
     """Raises UserError for a tensor that is missing, has another shape, or is neither expected, copy nor buffer."""
     for name, shape in expected.items():
         if name not in weights:
             missing = sum(other not in weights for other in expected)
-            raise UserError(f"{directory}: tensor {name} is missing ({missing} in all). Is the model file complete?")
+            raise UserError(f"{file.parent}: tensor {name} is missing ({missing} in all). Is the model file complete?")
         if weights.shape(name) != shape:
-            raise UserError(
-                f"{weights.describe(name)} has shape {list(weights.shape(name))}, but config.json expects {list(shape)}"
-            )
+            got = list(weights.shape(name))
+            raise UserError(f"{weights.describe(name)} has shape {got}, but {file.name} expects {list(shape)}")
     copies = {copy: original for copy, original in family.copies.items() if copy in weights and copy not in expected}
     unread = [name for name in family.unread if name in weights and name not in expected]
     known = {*expected, *copies, *unread}
@@ -286,8 +282,8 @@ def _check_tensors(
     ]
     if extra:
         raise UserError(
-            f"{weights.describe(extra[0])} is not part of the architecture in config.json ({len(extra)} such "
-            "tensors). Correct `architectures`, or remove the tensor"
+            f"{weights.describe(extra[0])} is not part of the architecture in {file.name} ({len(extra)} such tensors). "
+            "Correct the file, or remove the tensor"
         )
     for copy, original in copies.items():
         if not np.array_equal(weights[copy], weights[original]):
@@ -296,7 +292,7 @@ def _check_tensors(
                 "Correct config.json"
             )
     if unread:
-        report(f"{directory}: not used by the architecture in config.json, left out: {', '.join(unread)}")
+        report(f"{file.parent}: not used by the architecture in {file.name}, left out: {', '.join(unread)}")
 
 
 def report(line: str) -> None:
@@ -307,18 +303,15 @@ def report(line: str) -> None:
 def read_task(file: Path, values: Mapping[str, Any], model: ModelConfig, heads: Heads) -> dict[str, Any] | None:
     """Reads a fine-tuned model's task, with the keys of bert_jax/tasks that the format has; None if it has none.
 
-    Args:
-        file: The path of config.json; the tokenizer's settings are in the same folder.
-        values: The content of config.json.
-        model: The architecture.
-        heads: The model's heads.
-
-    Raises:
-        UserError: The labels or the problem_type do not fit the model's classifier.
+    `values` is the content of `file`, config.json, next to the tokenizer's settings. Raises UserError for labels or a
+    problem_type that do not fit the model's classifier.
     """
     kind, outputs = task_kind(heads), heads.classes or heads.tags
-    task = values.get(TASK_FIELD)
-    if not isinstance(task, dict) or not _is_intact(task, outputs):
+    # The task that bert_jax added, unless another program damaged it.
+    stored = values.get(TASK_FIELD)
+    task = stored if isinstance(stored, dict) and isinstance(stored.get("name"), str) else {}
+    known = task.get("labels")
+    if not isinstance(known, list) or len(known) not in (0, outputs) or {type(label) for label in known} - {str}:
         task = {}
     if not kind:  # vectors have no head
         return task if task.get("kind") == sentence_transformers.KIND else None
@@ -347,23 +340,16 @@ def read_task(file: Path, values: Mapping[str, Any], model: ModelConfig, heads: 
     return {"name": "own", "kind": kind, "labels": labels, "max_length": longest, **threshold, **decisions}
 
 
-def _is_intact(task: Mapping[str, Any], outputs: int) -> bool:
-    """Whether a task has a name, and a label for every output or none at all."""
-    labels = task.get("labels")
-    if not isinstance(task.get("name"), str) or not isinstance(labels, list):
-        return False
-    return len(labels) in (0, outputs) and all(isinstance(label, str) for label in labels)
-
-
 def _unique(file: Path, labels: list[str]) -> list[str]:
     """Appends its id to a label that repeats an earlier one, and reports this."""
-    repeated = [index for index, label in enumerate(labels) if label in labels[:index]]
-    unique = list(labels)
-    for index in repeated:
-        while unique[index] in (*unique[:index], *unique[index + 1 :]):
-            unique[index] += f"_{index}"
-    if repeated:
-        renamed = ", ".join(f"{index}: {unique[index]}" for index in repeated)
+    unique: list[str] = []
+    for index, label in enumerate(labels):
+        name = label
+        while label in labels[:index] and name in (*unique, *labels[index:]):
+            name += f"_{index}"
+        unique.append(name)
+    if unique != labels:
+        renamed = ", ".join(f"{index}: {name}" for index, name in enumerate(unique) if name != labels[index])
         report(f"{file}: id2label repeats labels, so these have other names here: {renamed}")
     return unique
 

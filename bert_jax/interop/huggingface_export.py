@@ -63,13 +63,8 @@ def sentence_encoder(loaded: LoadedModel) -> tuple[LoadedModel, Mapping[str, Any
 def write(loaded: LoadedModel, directory: str | Path, vectors: Mapping[str, Any] | None = None) -> None:
     """Writes a folder that transformers and `huggingface.read` can open; it appears complete or not at all.
 
-    Args:
-        loaded: The model.
-        directory: The folder to create.
-        vectors: Settings for sentence_transformers.write, so that sentence-transformers can open the folder, too.
-
-    Raises:
-        UserError: The folder exists, or no family's format holds the model.
+    With `vectors`, the settings of sentence_transformers.write, sentence-transformers can open it, too. Raises
+    UserError if the folder exists, or no family's format holds the model.
     """
     family = family_for(loaded)
     loaded = without_span_boundary(loaded)
@@ -99,16 +94,8 @@ def write_description(
 ) -> None:
     """Writes all of a folder's files but its weights: config.json, the tokenizer, and README.md, the model card.
 
-    Args:
-        loaded: The model.
-        folder: The folder, which exists.
-        dtype: The weights' dtype.
-        parameters: The number of parameters.
-        loading: As in model_card.render.
-        vectors: Settings for sentence_transformers.write, whose files take the place of the task in config.json.
-
-    Raises:
-        UserError: No family's format holds the model.
+    With `vectors`, files of sentence_transformers take the place of the task in config.json. `parameters` and `loading`
+    are as in model_card.render. Raises UserError if no family's format holds the model.
     """
     family = family_for(loaded)
     class_name = class_for(family, loaded.heads)
@@ -146,11 +133,11 @@ def describe(loaded: LoadedModel) -> str:
     )
 
 
-def _families_by_tokenizer(loaded: LoadedModel) -> list[Family]:
-    """The families with this kind of tokenizer, the only difference between XLM-R and RoBERTa."""
-    return [
-        family for family in FAMILIES.values() if not family.tokenizers or loaded.vocabulary.kind in family.tokenizers
-    ]
+def _compared_families(loaded: LoadedModel) -> list[tuple[Family, list[str]]]:
+    """The families with this kind of tokenizer, with the fields of the architecture that their formats cannot hold."""
+    # The kind of tokenizer is the only difference between XLM-R and RoBERTa.
+    families = [item for item in FAMILIES.values() if not item.tokenizers or loaded.vocabulary.kind in item.tokenizers]
+    return [(family, _unsupported_fields(family, loaded)) for family in families]
 
 
 def _suitable_families(loaded: LoadedModel) -> list[Family]:
@@ -164,7 +151,7 @@ def _suitable_families(loaded: LoadedModel) -> list[Family]:
         # The model's kind of pooler decides even if no head reads it.
         return True, family.always.get("pooler", loaded.model.pooler) == loaded.model.pooler
 
-    families = [family for family in _families_by_tokenizer(loaded) if not _unsupported_fields(family, loaded)]
+    families = [family for family, unsupported in _compared_families(loaded) if not unsupported]
     return sorted(families, key=fitness, reverse=True)
 
 
@@ -172,11 +159,10 @@ def family_for(loaded: LoadedModel) -> Family:
     """Chooses the family whose format holds a model best. Raises UserError, naming the fields, if none does."""
     if families := _suitable_families(loaded):
         return families[0]
-    unsupported = {family.title: _unsupported_fields(family, loaded) for family in _families_by_tokenizer(loaded)}
-    nearest = min(unsupported, key=lambda name: len(unsupported[name]))
-    fields = ", ".join(f"{name}={getattr(loaded.model, name)!r}" for name in unsupported[nearest])
+    nearest, unsupported = min(_compared_families(loaded), key=lambda compared: len(compared[1]))
+    fields = ", ".join(f"{name}={getattr(loaded.model, name)!r}" for name in unsupported)
     raise UserError(
-        f"no Hugging Face format holds this architecture; the nearest is {nearest}, except for {fields}. "
+        f"no Hugging Face format holds this architecture; the nearest is {nearest.title}, except for {fields}. "
         "Use --format orbax, which holds any"
     )
 

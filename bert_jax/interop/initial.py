@@ -57,15 +57,9 @@ def open_initial(config: TrainConfig) -> LoadedModel | None:
 
 
 def architecture(config: PretrainConfig, vocab_size: int, loaded: LoadedModel | None) -> ModelConfig:
-    """The architecture of a recipe, or of its checkpoint with the recipe's changes.
+    """The architecture of a recipe, or of its checkpoint (the result of open_initial) with the recipe's changes.
 
-    Args:
-        config: The recipe's configuration.
-        vocab_size: The number of tokens.
-        loaded: The result of open_initial.
-
-    Raises:
-        UserError: The preset is `checkpoint` without one, or ModelConfig refuses an option.
+    Raises UserError for the preset `checkpoint` without one, and for options that ModelConfig refuses.
     """
     if config.model.preset != sizes.FROM_CHECKPOINT:
         return sizes.model_config(config.model, vocab_size)

@@ -23,32 +23,22 @@ _REGRESSION_HEADS = {"regression": "classifier", "token_regression": "tagger"}  
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model in host memory: float32 parameters by path, as bert_jax.model.bert names them.
-
-    task        a fine-tuned model's name, kind, labels and options (bert_jax/tasks)
-    dtype       the dtype in the file that was read; parameters are float32 here in any case
-
-    The remaining fields are for messages and the model card, and empty if unknown:
-
-    origin      the path that was opened
-    average     the average of a run's parameters that was read (open_checkpoint.read_params)
-    training    the run's configuration
-    data        the contents of a pretraining run's shards (bert_jax/data/phases.py)
-    metrics     the run's result.json
-    """
+    """A model in host memory: float32 parameters by path, as bert_jax.model.bert names them."""
 
     model: ModelConfig
     heads: Heads
     params: Mapping[str, np.ndarray]
     vocabulary: Vocabulary
-    task: Mapping[str, Any] | None = None
+    task: Mapping[str, Any] | None = None  # a fine-tuned model's name, kind, labels and options (bert_jax/tasks)
     step: int = 0
-    dtype: str = "float32"
-    origin: str = ""
-    average: str = ""
-    training: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    data: Sequence[Mapping[str, Any]] = ()
+    dtype: str = "float32"  # in the file that was read; parameters are float32 here in any case
+
+    # For messages and the model card; empty if unknown.
+    origin: str = ""  # the path that was opened
+    average: str = ""  # the average of a run's parameters that was read (open_checkpoint.read_params)
+    training: Mapping[str, Any] = field(default_factory=dict)  # the run's configuration
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # the run's result.json
+    data: Sequence[Mapping[str, Any]] = ()  # the contents of a pretraining run's shards (bert_jax/data/phases.py)
 
     def rounded(self, dtype: str) -> "LoadedModel":
         """Rounds parameters to a dtype, in which the Hugging Face format then stores them."""

@@ -78,12 +78,8 @@ UNLABELLED = {"question": "a span of the context", "embedding": "a vector of eac
 def render(loaded: LoadedModel, family: Family, class_name: str, parameters: int, loading: str) -> str:
     """Renders the model card as Markdown. Sections without known content are left out.
 
-    Args:
-        loaded: The model.
-        family: The family whose format the model is exported in.
-        class_name: The class of transformers that opens it.
-        parameters: The number of parameters.
-        loading: TRANSFORMERS or SENTENCE_TRANSFORMERS, or a section on how to load the model in another way.
+    `parameters` is their number. `loading` is TRANSFORMERS or SENTENCE_TRANSFORMERS, or a section on how to load the
+    model in another way.
     """
     model = loaded.model
     names = head_names(loaded.heads)

@@ -1,7 +1,7 @@
 """Writes a model as an ONNX program for onnxruntime: a folder of model.onnx, config.json, tokenizer files, README.md.
 
 `write`, at the top, shows the steps: `convert` traces the model's outputs and converts them with jax2onnx,
-`differences` compares the program with the model in onnxruntime, and `quantize` rounds it to int8. `folded`, at the
+`differences` compares the program with the model in onnxruntime, and `_quantize` rounds it to int8. `folded`, at the
 end, first simplifies the traced function. Inputs and outputs have the names and dtypes of transformers. Only models
 with a Hugging Face format are written, since users of such folders expect its config.json.
 """
@@ -82,21 +82,18 @@ def check_installed() -> None:
 
 
 def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") -> dict[str, Difference]:
-    """Writes a program to a new folder, which appears complete or not at all, and returns its differences by output.
+    """Writes a program in float32 or int8 to a new folder, and returns its differences by output.
 
-    The float32 program is compared with the model in onnxruntime before the folder appears. A model that was fine-tuned
-    for vectors becomes a sentence-transformers folder with the output `sentence_embedding`.
-
-    Args:
-        loaded: The model.
-        directory: The folder to create.
-        dtype: float32 or int8.
+    The folder appears complete or not at all, after the float32 program was compared with the model in onnxruntime. A
+    model that was fine-tuned for vectors becomes a sentence-transformers folder with the output `sentence_embedding`.
 
     Raises:
         UserError: A package is missing, the folder exists, the model has no Hugging Face format or is one of multiple
             choice, or the program differs from the model by more than TOLERANCE.
     """
     check_installed()
+    import onnx
+
     if loaded.heads.choices:
         raise UserError("--format onnx does not write models of multiple choice. Use --format hf or stablehlo")
     settings = None
@@ -108,11 +105,12 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
     program = convert(loaded, compute)
     with atomic_folder(directory) as unfinished:
         file = unfinished / (ONNX_FILE if dtype == "float32" else "float32.onnx")
-        in_two_files = save(program, file)
+        large = sum(4 * math.prod(tensor.dims) for tensor in program.graph.initializer) > TENSORS_LIMIT
+        onnx.save_model(program, file, save_as_external_data=large, location=f"{file.name}.data" if large else None)
         measured = differences(file, loaded, compute)
         _check(measured, TOLERANCE, "and use --format stablehlo")
         if dtype == "int8":
-            quantize(file, unfinished / ONNX_FILE, in_two_files=in_two_files)
+            _quantize(file, unfinished / ONNX_FILE, in_two_files=large)
             for temporary in unfinished.glob(f"{file.name}*"):
                 temporary.unlink()
             measured = differences(unfinished / ONNX_FILE, loaded, compute)
@@ -221,31 +219,17 @@ def _replace(repeated: Any, values: list[Any]) -> None:
     repeated.extend(values)
 
 
-def save(program: Any, path: Path) -> bool:
-    """Writes a program to a file. If its tensors do not fit, writes them to a second file and returns True."""
-    import onnx
-
-    in_two_files = sum(4 * math.prod(tensor.dims) for tensor in program.graph.initializer) > TENSORS_LIMIT
-    if in_two_files:
-        onnx.save_model(program, path, save_as_external_data=True, location=f"{path.name}.data")
-    else:
-        onnx.save_model(program, path)
-    return in_two_files
-
-
-def quantize(source: Path, target: Path, *, in_two_files: bool) -> None:
-    """Writes the program with its matrices in int8; onnxruntime chooses the scales of activations for each batch.
-
-    Each column of a matrix has its own scale. Weights use 7 of the 8 bits, so that processors without instructions for
-    8-bit dot products do not saturate, and give the same results as others (onnxruntime's guide to quantization).
-    """
+def _quantize(source: Path, target: Path, *, in_two_files: bool) -> None:
+    """Writes the program with its matrices in int8; onnxruntime chooses the scales of activations for each batch."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with _quietly():
         quantize_dynamic(
             source,
             target,
-            per_channel=True,
+            per_channel=True,  # a scale for each column of a matrix
+            # Weights use 7 of the 8 bits, so that processors without instructions for 8-bit dot products do not
+            # saturate, and give the same results as others (onnxruntime's guide to quantization).
             reduce_range=True,
             weight_type=QuantType.QInt8,
             use_external_data_format=in_two_files,

@@ -162,14 +162,10 @@ def read_workdir(
 
 
 def read_params(workdir: Location, step: int, average: str, key: str = FLAG) -> dict[str, np.ndarray]:
-    """Reads a workdir's parameters at a step, or an average of them, by path.
+    """Reads a workdir's parameters at a step, or an average of them, by path; `key` names the average in errors.
 
-    Args:
-        workdir: The workdir.
-        step: The step, which must have a checkpoint.
-        average: Empty, `ema`, or `last:K` for the mean of the K newest checkpoints up to the step (Junczys-Dowmunt et
-            al. 2016, section 3; Vaswani et al. 2017, section 6.1, use 5).
-        key: The name of `average` in errors.
+    The average `ema` is the moving one that the run kept. `last:K` is the mean of the K newest checkpoints up to the
+    step (Junczys-Dowmunt et al. 2016, section 3; Vaswani et al. 2017, section 6.1, use 5).
 
     Raises:
         UserError: `average` is unknown, the run kept no moving average or fewer than K checkpoints, or a checkpoint is

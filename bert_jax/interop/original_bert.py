@@ -1,35 +1,34 @@
 """Reads Google's original BERT checkpoints: bert_config.json, bert_model.ckpt.*, vocab.txt.
 
-TensorFlow reads the files. Tensors have the names of google-research/bert, modeling.py and run_pretraining.py. The
-names in transformers follow from them by rule, so reading uses the Hugging Face name table with TensorFlow's names.
+TensorFlow reads the files. Tensors have the names of google-research/bert, modeling.py and run_pretraining.py, which
+translate to the names in transformers by rule, so that the rest is the same as in Hugging Face format.
 """
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from bert_jax.errors import UserError, install_hint, one_line
-from bert_jax.interop import family, huggingface
+from bert_jax.interop import huggingface
 from bert_jax.interop.families.bert import BERT
-from bert_jax.interop.loaded_model import LoadedModel, load_vocabulary
-from bert_jax.model.heads.config import Heads
+from bert_jax.interop.huggingface import SafetensorsFolder
+from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.storage.files import read_json
 
 CONFIG_FILE = "bert_config.json"
 _INDEX = ".index"
 # Optimizer state and counters that training saves along with the parameters.
 _TRAINING_STATE = re.compile(r".*/adam_[mv]$|global_step$|.*/(Adam|LAMB\w*)(_1)?$|beta[12]_power$")
-# Names that do not follow the rule: Hugging Face -> TensorFlow.
+# Names that do not follow the rule: TensorFlow -> Hugging Face.
 _HEADS = {
-    "cls.predictions.bias": "cls/predictions/output_bias",
-    "cls.seq_relationship.weight": "cls/seq_relationship/output_weights",
-    "cls.seq_relationship.bias": "cls/seq_relationship/output_bias",
-    "classifier.weight": "output_weights",
-    "classifier.bias": "output_bias",
-    "qa_outputs.weight": "cls/squad/output_weights",
-    "qa_outputs.bias": "cls/squad/output_bias",
+    "cls/predictions/output_bias": "cls.predictions.bias",
+    "cls/seq_relationship/output_weights": "cls.seq_relationship.weight",
+    "cls/seq_relationship/output_bias": "cls.seq_relationship.bias",
+    "output_weights": "classifier.weight",
+    "output_bias": "classifier.bias",
+    "cls/squad/output_weights": "qa_outputs.weight",
+    "cls/squad/output_bias": "qa_outputs.bias",
 }
 
 
@@ -56,45 +55,43 @@ def read(path: str | Path) -> LoadedModel:
         prefix = _only_prefix(prefix)
     elif not prefix.with_name(prefix.name + _INDEX).exists():
         raise UserError(f"{path}{_INDEX} does not exist. Give a folder, or the prefix of a TensorFlow checkpoint in it")
-    file = prefix.parent / CONFIG_FILE
-    values = read_json(file)
-    model = BERT.read_model(file, values)
-    tensors = load_tensors(prefix)
+    values = read_json(prefix.parent / CONFIG_FILE)
+    weights = TensorflowCheckpoint(prefix)
+    # The class with the head of a task; any class may hold the pretraining heads, too.
+    class_name = BERT.base_class
+    if "classifier.weight" in weights:
+        class_name = "BertForSequenceClassification"
+    elif "qa_outputs.weight" in weights:
+        class_name = "BertForQuestionAnswering"
+    values |= {"model_type": BERT.model_type, "architectures": [class_name]}
+    return huggingface.assemble(Path(path), prefix.parent / CONFIG_FILE, values, weights)
 
-    next_sentence = _HEADS["cls.seq_relationship.weight"] in tensors
-    classes = len(tensors["output_bias"]) if "output_bias" in tensors else 0
-    heads = Heads(
-        mlm=_HEADS["cls.predictions.bias"] in tensors,
-        next_sentence=next_sentence,
-        pooler=next_sentence or bool(classes) or "bert/pooler/dense/kernel" in tensors,
-        classes=classes,
-        question=_HEADS["qa_outputs.weight"] in tensors,
-    )
-    class_name = "BertForSequenceClassification" if heads.classes else "BertForPreTraining"
-    table = BERT.table("BertForQuestionAnswering" if heads.question else class_name)
 
-    # Kernels are [in, out] in TensorFlow and [out, in] in torch.
-    shapes = family.tensor_shapes(table, model, heads)
-    names = {name: _tensorflow_name(name) for name in shapes}
-    turned = {name for name in shapes if names[name].endswith("/kernel")}
-    expected = {names[name]: shape[::-1] if name in turned else shape for name, shape in shapes.items()}
-    _check_tensors(prefix, tensors, expected)
+class TensorflowCheckpoint(SafetensorsFolder):
+    """A TensorFlow checkpoint's tensors by their bare names in Hugging Face format."""
 
-    def read_tensor(name: str) -> np.ndarray:
-        tensor = tensors[names[name]]
-        return tensor.T if name in turned else tensor
+    dtype = "float32"
 
-    params = family.import_params(table, read_tensor, model, heads)
-    words = load_vocabulary(prefix.parent, model, CONFIG_FILE)
-    task = huggingface.read_task(file, values, model, heads)
-    return LoadedModel(model, heads, params, words, task, origin=str(path))
+    def __init__(self, prefix: Path) -> None:
+        self._tensors: dict[str, np.ndarray] = {}
+        self._names = {}
+        for name, tensor in load_tensors(prefix).items():
+            # Kernels are [in, out] in TensorFlow and [out, in] in torch.
+            bare = _HEADS.get(name) or _bare_name(name)
+            self._tensors[bare] = tensor.T if name.endswith("/kernel") else tensor
+            self._names[bare] = prefix, f"{name} ({bare} in transformers)"
+
+    def __getitem__(self, bare: str) -> np.ndarray:
+        return self._tensors[bare]
+
+    def shape(self, bare: str) -> tuple[int, ...]:
+        return self._tensors[bare].shape
 
 
 def load_tensors(prefix: Path) -> dict[str, np.ndarray]:
     """Reads a TensorFlow checkpoint as float32 tensors by name, without training state.
 
-    Raises:
-        UserError: TensorFlow is not installed, or a file is damaged or missing.
+    Raises UserError if TensorFlow is not installed, or a file is damaged or missing.
     """
     try:
         import tensorflow as tf
@@ -122,27 +119,8 @@ def _only_prefix(folder: Path) -> Path:
     return prefixes[0]
 
 
-def _check_tensors(prefix: Path, tensors: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]) -> None:
-    for name, shape in expected.items():
-        if name not in tensors:
-            missing = len(expected.keys() - tensors.keys())
-            raise UserError(f"{prefix}: tensor {name} is missing ({missing} in all). Is this a BERT checkpoint?")
-        if tensors[name].shape != shape:
-            got = list(tensors[name].shape)
-            raise UserError(f"{prefix}: tensor {name} has shape {got}, but {CONFIG_FILE} expects {list(shape)}")
-    if extra := [name for name in tensors if name not in expected]:
-        raise UserError(
-            f"{prefix}: tensor {extra[0]} is not part of a BERT with the heads of pretraining, classification or "
-            f"question answering ({len(extra)} such tensors)"
-        )
-
-
-def _tensorflow_name(name: str) -> str:
-    """Translates a name of the Hugging Face format."""
-    if name in _HEADS:
-        return _HEADS[name]
-    path = re.sub(r"layer/(\d+)", r"layer_\1", name.replace(".", "/"))
-    path = path.replace("LayerNorm/weight", "LayerNorm/gamma").replace("LayerNorm/bias", "LayerNorm/beta")
-    path = re.sub("embeddings/weight$", "embeddings", path)
-    path = re.sub("weight$", "kernel", path)
-    return path if path.startswith("cls/") else f"bert/{path}"
+def _bare_name(name: str) -> str:
+    bare = re.sub(r"layer_(\d+)", r"layer.\1", name.removeprefix("bert/").replace("/", "."))
+    bare = bare.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+    bare = re.sub(r"embeddings$", "embeddings.weight", bare)
+    return re.sub(r"kernel$", "weight", bare)

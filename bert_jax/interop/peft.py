@@ -92,7 +92,7 @@ def read(directory: Path) -> LoadedModel:
     labels, counts = config.get("id2label"), huggingface.output_counts(family, class_name, weights)
     if labels and any(count != len(labels) for count in counts.values()):
         del config["id2label"]
-    return huggingface.assemble(directory, base, config, weights)
+    return huggingface.assemble(directory, base / huggingface.CONFIG_FILE, config, weights)
 
 
 class AdaptedFolder(SafetensorsFolder):
@@ -194,14 +194,8 @@ def _base_folder(directory: Path, name: object) -> Path:
 def write(loaded: LoadedModel, directory: str | Path, base: str = "") -> None:
     """Writes the adapters and the trained heads of a model that was read unmerged (merged=False).
 
-    Args:
-        loaded: The model.
-        directory: The folder to create.
-        base: The base model's Hugging Face folder; empty for the run's init_from.
-
-    Raises:
-        UserError: The model has no adapters, `base` is another model or in another format, or peft adapts the family's
-            matrices in another way.
+    `base` is the base model's Hugging Face folder; empty for the run's init_from. Raises UserError if the model has no
+    adapters, `base` is another model or in another format, or peft adapts the family's matrices in another way.
     """
     config = loaded.model.lora
     if config is None:

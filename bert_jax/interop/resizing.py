@@ -6,7 +6,7 @@ VocabularyChange. `with_vocabulary` applies it to a model, and `resize_checkpoin
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,18 +73,10 @@ class Resized(NamedTuple):
 def resize_checkpoint(
     checkpoint: str | Path, output: str | Path, change: Callable[[LoadedModel], VocabularyChange], average: str = ""
 ) -> Resized:
-    """Changes a checkpoint's vocabulary. The output appears complete or not at all.
+    """Changes a checkpoint's vocabulary by a function of its model, e.g. `grow`.
 
-    It is a folder that transformers opens, or a workdir if no such folder can hold the model.
-
-    Args:
-        checkpoint: As in open_checkpoint.
-        output: The folder to create.
-        change: Returns the model's new vocabulary, e.g. by `grow`.
-        average: As in open_checkpoint.
-
-    Raises:
-        UserError: The output exists, or open_checkpoint, `change` or the export fails.
+    The output is a folder that transformers opens, or a workdir if no such folder can hold the model. It appears
+    complete or not at all. Raises UserError if it exists, and whenever open_checkpoint, `change` or the export does.
     """
     refuse_existing(Path(output))
     loaded = open_checkpoint(checkpoint, average)
@@ -137,19 +129,6 @@ def vocabulary_axes(model: ModelConfig, heads: Heads) -> dict[str, int]:
     return {path: int(axes[0]) for path, axes in differing.items() if len(axes)}
 
 
-class _NewToken(NamedTuple):
-    token: str  # as the vocabulary spells it
-    text: str  # the text that it stands for
-
-
-class _Lookup(NamedTuple):
-    """The steps of a tokenizer before it looks words up."""
-
-    normalize: Callable[[str], str]
-    split: Callable[[str], list[str]]  # into words, as the vocabulary spells them
-    forms: Callable[[str], tuple[str, ...]] = lambda word: (word,)  # the texts of a word that have tokens of their own
-
-
 def grow(tokenizer: Tokenizer, words: Sequence[str]) -> VocabularyChange:
     """Adds a token for each word after the other tokens, in the order of the words.
 
@@ -166,53 +145,60 @@ def grow(tokenizer: Tokenizer, words: Sequence[str]) -> VocabularyChange:
     most_frequent, count = Counter(words).most_common(1)[0]
     if count > 1:
         raise UserError(f"it has {most_frequent!r} {count} times. Remove the repetitions")
-    lookup = _lookup(tokenizer.spec)
-    tokens = [new for word in words for new in _new_tokens(tokenizer, lookup, word)]
-    sources = _encode(tokenizer, tokens)
     spec = tokenizer.spec
+    normalize, split = _lookup(spec)
+    texts: dict[str, str] = {}  # by new token
+    for word in words:
+        texts |= _new_tokens(tokenizer, normalize, split, word)
+    sources = dict(zip(texts, _encode(tokenizer, texts.values()), strict=True))
     if isinstance(spec, SentencePieceSpec):
-        grown: TokenizerSpec = _add_unigram_pieces(spec, tokens, [tokenizer.tokens(ids) for ids in sources])
+        grown: TokenizerSpec = _add_unigram_pieces(
+            spec, {token: tokenizer.tokens(ids) for token, ids in sources.items()}
+        )
     else:
         assert isinstance(spec, WordPieceSpec | ByteBPESpec)
         before = spec.all_tokens()
         ids = {token: index for index, token in enumerate(before)}
         # From here on `tokens` has those that `added` alone had, so the order of `added` no longer determines ids.
         added = tuple(sorted(spec.added, key=lambda token: ids[token.content]))
-        grown = dataclasses.replace(spec, tokens=before + tuple(new.token for new in tokens), added=added)
+        grown = dataclasses.replace(spec, tokens=(*before, *texts), added=added)
         if isinstance(grown, ByteBPESpec) and not grown.ignore_merges:
             # No merges build the new tokens, so words are looked up before bytes are merged.
             _check_ignoring_merges(tokenizer)
             grown = dataclasses.replace(grown, ignore_merges=True)
     larger = Tokenizer(grown)
-    for new, encoded in zip(tokens, _encode(larger, tokens), strict=True):
-        if encoded != (larger.id_of(new.token),):
+    for (token, text), encoded in zip(texts.items(), _encode(larger, texts.values()), strict=True):
+        if encoded != (larger.id_of(token),):
             raise UserError(
-                f"{new.text.strip()!r:.60} would still be {' '.join(larger.tokens(encoded))}, since it is too long or "
+                f"{text.strip()!r:.60} would still be {' '.join(larger.tokens(encoded))}, since it is too long or "
                 "contains a token that takes precedence. Remove it"
             )
-    return _change(spec, grown, {new.token: ids for new, ids in zip(tokens, sources, strict=True)})
+    return _change(spec, grown, sources)
 
 
-def _lookup(spec: TokenizerSpec) -> _Lookup:
-    """Raises UserError for a kind of vocabulary that cannot grow."""
+def _lookup(spec: TokenizerSpec) -> tuple[Callable[[str], str], Callable[[str], list[str]]]:
+    """The steps before a tokenizer looks words up: normalizing, and splitting into words as the vocabulary spells them.
+
+    Raises UserError for a kind of vocabulary that cannot grow.
+    """
 
     def splitter(library: pre_tokenizers.PreTokenizer) -> Callable[[str], list[str]]:
         return lambda text: [piece for piece, _ in library.pre_tokenize_str(text)]
 
     if isinstance(spec, WordPieceSpec):
         library = wordpiece.library_tokenizer(spec)
-        return _Lookup(lambda word: library.normalizer.normalize_str(word).strip(), splitter(library.pre_tokenizer))
+        return lambda word: library.normalizer.normalize_str(word).strip(), splitter(library.pre_tokenizer)
     if isinstance(spec, ByteBPESpec):
         library = byte_bpe.library_tokenizer(spec)
         normalize = library.normalizer.normalize_str if library.normalizer else str
-        split = splitter(pre_tokenizers.ByteLevel(add_prefix_space=False))
-        return _Lookup(normalize, split, lambda word: (f" {word}", word))
+        return normalize, splitter(pre_tokenizers.ByteLevel(add_prefix_space=False))
     if isinstance(spec, SentencePieceSpec) and spec.kind == "unigram":
         if not spec.parsed.normalizer_spec.add_dummy_prefix:
             raise UserError("its SentencePiece model has add_dummy_prefix off, with which it cannot grow")
         engine = SentencePieceEngine(spec)
-        return _Lookup(
-            lambda word: engine.normalize(word).removeprefix(SPACE).replace(SPACE, " "), lambda word: [SPACE + word]
+        return (
+            lambda word: engine.normalize(word).removeprefix(SPACE).replace(SPACE, " "),
+            lambda word: [SPACE + word],
         )
     raise UserError(
         f"its vocabulary is {KINDS[spec.kind]}, which makes words by merges of pieces alone and cannot grow. Use a "
@@ -220,34 +206,37 @@ def _lookup(spec: TokenizerSpec) -> _Lookup:
     )
 
 
-def _new_tokens(tokenizer: Tokenizer, lookup: _Lookup, word: str) -> list[_NewToken]:
-    """The tokens that a word gets. Raises UserError if it has them already, or cannot have them."""
+def _new_tokens(
+    tokenizer: Tokenizer, normalize: Callable[[str], str], split: Callable[[str], list[str]], word: str
+) -> dict[str, str]:
+    """The tokens that a word gets, with their texts. Raises UserError if it has them already, or cannot have them."""
     if not word or SPACE in word or any(map(str.isspace, word)):
         raise UserError(f"{word!r} contains white space, so it cannot be one token. Write one word on each line")
-    normal = lookup.normalize(word)
+    normal = normalize(word)
     if normal != word:
         raise UserError(
             f"the tokenizer changes {word!r} to {normal!r} before it looks words up. Write the word in that form, or "
             "remove it"
         )
-    tokens = []
-    for text in lookup.forms(word):
-        pieces = lookup.split(text)
+    tokens = {}
+    for text in (f" {word}", word) if tokenizer.kind == "bpe" else (word,):
+        pieces = split(text)
         if len(pieces) != 1:
             raise UserError(
                 f"the tokenizer splits {word!r} into {' '.join(pieces)} before it looks words up, so it cannot be one "
                 "token. Write the parts on lines of their own, or remove it"
             )
-        tokens.append(_NewToken(pieces[0], text))
-    if missing := [new for new in tokens if tokenizer.id_of(new.token) is None]:
+        tokens[pieces[0]] = text
+    if missing := {token: text for token, text in tokens.items() if tokenizer.id_of(token) is None}:
         return missing
-    raise UserError(f"the vocabulary has a token for {word!r} (id {tokenizer.id_of(tokens[0].token)}). Remove the word")
+    known = tokenizer.id_of(next(iter(tokens)))
+    raise UserError(f"the vocabulary has a token for {word!r} (id {known}). Remove the word")
 
 
-def _encode(tokenizer: Tokenizer, tokens: Sequence[_NewToken]) -> list[tuple[int, ...]]:
-    """The ids of each new token's text."""
+def _encode(tokenizer: Tokenizer, texts: Iterable[str]) -> list[tuple[int, ...]]:
+    """The ids of new tokens' texts."""
     encoder = tokenizer.within_text if tokenizer.kind == "bpe" else tokenizer
-    ids, offsets = encoder.encode_many([new.text for new in tokens])
+    ids, offsets = encoder.encode_many(list(texts))
     return [tuple(part.tolist()) for part in np.split(ids, offsets[1:-1])]
 
 
@@ -269,9 +258,7 @@ def _check_ignoring_merges(tokenizer: Tokenizer) -> None:
         )
 
 
-def _add_unigram_pieces(
-    spec: SentencePieceSpec, tokens: Sequence[_NewToken], pieces: Sequence[Sequence[str]]
-) -> SentencePieceSpec:
+def _add_unigram_pieces(spec: SentencePieceSpec, replaced: Mapping[str, Sequence[str]]) -> SentencePieceSpec:
     """Appends pieces to a Unigram model, each with the mean score of the pieces that it replaces.
 
     Scores are logarithms of probabilities. A mean of several exceeds their sum, so the new piece is preferred.
@@ -280,10 +267,10 @@ def _add_unigram_pieces(
     scores = {piece.piece: piece.score for piece in model.pieces}
     lowest = min(piece.score for piece in model.pieces if piece.type == piece.NORMAL)
     scores[spec.roles.unk_token] = lowest - _UNKNOWN_PENALTY
-    for new, replaced in zip(tokens, pieces, strict=True):
-        mean = float(np.mean([scores[piece] for piece in replaced]))
+    for new, pieces in replaced.items():
+        mean = float(np.mean([scores[piece] for piece in pieces]))
         # A score below the lowest would change the score of unknown text.
-        model.pieces.add(piece=new.token, score=max(mean, lowest))
+        model.pieces.add(piece=new, score=max(mean, lowest))
     model.trainer_spec.vocab_size = len(model.pieces)
     model.DiscardUnknownFields()  # among them samples by which the library tests an unchanged model
     return dataclasses.replace(spec, model=model.SerializeToString())
@@ -335,41 +322,30 @@ class Usage:
         spec = self._tokenizer.spec
         tokens = spec.all_tokens()
         used = {tokens[index] for index in (*np.flatnonzero(self._used), *spec.special_ids())}
-        trimmed: TokenizerSpec
+        if isinstance(spec, SentencePieceSpec):
+            return _change(spec, _trim_sentencepiece(spec, used))
+        assert isinstance(spec, WordPieceSpec | ByteBPESpec)
+        used |= {token.content for token in spec.added}
         if isinstance(spec, WordPieceSpec):
-            trimmed = _trim_wordpiece(spec, used, self._unknown)
-        elif isinstance(spec, ByteBPESpec):
-            trimmed = _trim_byte_bpe(spec, used)
-        else:
-            assert isinstance(spec, SentencePieceSpec)
-            trimmed = _trim_sentencepiece(spec, used)
-        return _change(spec, trimmed)
-
-
-def _trim_wordpiece(spec: WordPieceSpec, used: set[str], unknown: Iterable[str]) -> WordPieceSpec:
-    """Without unused tokens, the longest match still takes the tokens that it took.
-
-    An unknown word could become known if a match becomes shorter, so all tokens that occur in it stay.
-    """
-    used = used | {token.content for token in spec.added}
-    used |= {token for token in spec.tokens if len(spec.surface(token)) == 1}
-    for word in unknown:
-        if len(word) <= spec.max_word_length:  # longer ones are unknown in any vocabulary
-            for begin in range(len(word)):
-                prefix = spec.continuation_prefix if begin else ""
-                used.update(prefix + word[begin:end] for end in range(begin + 1, len(word) + 1))
-    return dataclasses.replace(spec, tokens=tuple(token for token in spec.tokens if token in used))
-
-
-def _trim_byte_bpe(spec: ByteBPESpec, used: set[str]) -> ByteBPESpec:
-    """Keeps the merges that build used tokens, with their parts, so the same merges apply in the same order."""
-    parts: dict[str, list[tuple[str, str]]] = {}
-    for left, right in spec.merges:
-        parts.setdefault(left + right, []).append((left, right))
-    used = used | {token.content for token in spec.added} | {token for token in spec.tokens if len(token) == 1}
-    used = _with_parts(used, lambda token: parts.get(token, ()))
-    merges = tuple(merge for merge in spec.merges if "".join(merge) in used)
-    return dataclasses.replace(spec, tokens=tuple(token for token in spec.tokens if token in used), merges=merges)
+            # The longest match still takes the tokens that it took. An unknown word could become known if a match
+            # becomes shorter, so all tokens that occur in it stay.
+            used |= {token for token in spec.tokens if len(spec.surface(token)) == 1}
+            for word in self._unknown:
+                if len(word) <= spec.max_word_length:  # longer ones are unknown in any vocabulary
+                    for begin in range(len(word)):
+                        prefix = spec.continuation_prefix if begin else ""
+                        used.update(prefix + word[begin:end] for end in range(begin + 1, len(word) + 1))
+            tokens = tuple(token for token in spec.tokens if token in used)
+            return _change(spec, dataclasses.replace(spec, tokens=tokens))
+        # The merges that build used tokens stay, with their parts, so the same merges apply in the same order.
+        parts: dict[str, list[tuple[str, str]]] = {}
+        for left, right in spec.merges:
+            parts.setdefault(left + right, []).append((left, right))
+        used |= {token for token in spec.tokens if len(token) == 1}
+        used = _with_parts(used, lambda token: parts.get(token, ()))
+        merges = tuple(merge for merge in spec.merges if "".join(merge) in used)
+        tokens = tuple(token for token in spec.tokens if token in used)
+        return _change(spec, dataclasses.replace(spec, tokens=tokens, merges=merges))
 
 
 def _trim_sentencepiece(spec: SentencePieceSpec, used: set[str]) -> SentencePieceSpec:

@@ -165,6 +165,8 @@ def has_predictions(heads: Heads) -> bool:
 def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") -> None:
     """Writes a model's programs to a new folder, which appears complete or not at all.
 
+    Parameters are stored, and matmuls computed, in `dtype`, float32 or bfloat16; outputs are float32.
+
     hidden_states.stablehlo returns `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]:
     the pooler's output for the sequence vector that heads.pooling selects, mostly [CLS].
     predictions.stablehlo, written if there are heads, returns the logits of each: `mlm_logits` or
@@ -176,13 +178,7 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
     for vectors, returns `vector` f32[B,W] and `last`. `jax.export.deserialize` reads all. programs.json lists inputs,
     outputs and parameters in order, and the settings of vectors.
 
-    Args:
-        loaded: The model.
-        directory: The folder to create.
-        dtype: The dtype of stored parameters and matmuls, float32 or bfloat16. Outputs are float32.
-
-    Raises:
-        UserError: The folder exists, or the model has relations, whose spans are chosen outside of the model.
+    Raises UserError if the folder exists, and for relations, whose spans are chosen outside of the model.
     """
     if loaded.heads.spans.relations:
         raise UserError("a model with heads.spans.relations has no StableHLO programs; export it with --format orbax")

@@ -9,25 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.interop import family
-from bert_jax.interop.families import bert
+from bert_jax.interop.families import bert, roberta
 from bert_jax.interop.family import Family, Field, Parts
-from bert_jax.tokenization.vocabulary import Vocabulary
 
-FIELDS = (*bert.FIELDS, Field("embedding_width", "embedding_size", 128))
-ALWAYS = bert.ALWAYS | {"position_offset": 0, "shared_layers": "none", "pooler": "gelu"}
-# Multiple choice is supported only with a dense layer and GELU over the first token.
-FIXED: family.Fixed = (
-    ("summary_type", ("first",)),
-    ("summary_use_proj", (True,)),
-    ("summary_activation", ("gelu",)),
-    ("is_decoder", (False, None)),
-    ("add_cross_attention", (False, None)),
-)
-
-ENCODER = (*bert.ENCODER, *family.dense("embeddings/projection", "embeddings_project"))
 MLM = family.mlm_head(
     "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head", "generator_lm_head.bias"
 )
@@ -37,16 +23,7 @@ REPLACED_TOKENS: Parts = {
         *family.dense("replaced_tokens_head/output", "discriminator_predictions.dense_prediction"),
     )
 }
-CLASSES: Parts = {
-    "pooler": family.dense("pooler/dense", "classifier.dense"),
-    "classes": family.dense("classifier/dense", "classifier.out_proj"),
-}
 SUMMARY: Parts = {"pooler": family.dense("pooler/dense", "sequence_summary.summary")}
-
-
-def _read_further(file: Path, values: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    # Embeddings as wide as the layers are not projected.
-    return {"embedding_width": 0} if fields["embedding_width"] == fields["width"] else {}
 
 
 def _read_heads(file: Path, values: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
@@ -58,8 +35,40 @@ def _read_heads(file: Path, values: Mapping[str, Any], names: frozenset[str]) ->
     return {}
 
 
-def _write_further(model: ModelConfig, vocabulary: Vocabulary) -> dict[str, Any]:
-    return {
+ELECTRA = Family(
+    model_type="electra",
+    title="ELECTRA",
+    prefix="electra.",
+    base=("embeddings.", "embeddings_project.", "encoder."),
+    base_class="ElectraModel",
+    encoder=(*bert.ENCODER, *family.dense("embeddings/projection", "embeddings_project")),
+    classes={
+        "ElectraModel": {},
+        "ElectraForPreTraining": REPLACED_TOKENS,
+        "ElectraForMaskedLM": MLM,
+        "ElectraForSequenceClassification": roberta.CLASSES,
+        "ElectraForTokenClassification": bert.TAGS,
+        "ElectraForQuestionAnswering": bert.QUESTION,
+        "ElectraForMultipleChoice": SUMMARY | bert.CHOICES,
+    },
+    copies={"generator_lm_head.weight": "embeddings.word_embeddings.weight"},
+    buffers=bert.BUFFERS,
+    fields=(*bert.FIELDS, Field("embedding_width", "embedding_size", 128)),
+    # Multiple choice is supported only with a dense layer and GELU over the first token.
+    fixed=(
+        ("summary_type", ("first",)),
+        ("summary_use_proj", (True,)),
+        ("summary_activation", ("gelu",)),
+        ("is_decoder", (False, None)),
+        ("add_cross_attention", (False, None)),
+    ),
+    always=bert.ALWAYS | {"position_offset": 0, "shared_layers": "none", "pooler": "gelu"},
+    # Embeddings as wide as the layers are not projected.
+    read_further=lambda file, values, fields: (
+        {"embedding_width": 0} if fields["embedding_width"] == fields["width"] else {}
+    ),
+    read_heads=_read_heads,
+    write_further=lambda model, vocabulary: {
         "embedding_size": model.table_width,
         "type_vocab_size": max(1, model.segment_types),  # the format cannot omit token types
         "summary_type": "first",
@@ -67,31 +76,5 @@ def _write_further(model: ModelConfig, vocabulary: Vocabulary) -> dict[str, Any]
         "summary_activation": "gelu",
         "summary_last_dropout": model.dropout,
         "classifier_dropout": None,
-    }
-
-
-ELECTRA = Family(
-    model_type="electra",
-    title="ELECTRA",
-    prefix="electra.",
-    base=("embeddings.", "embeddings_project.", "encoder."),
-    base_class="ElectraModel",
-    encoder=ENCODER,
-    classes={
-        "ElectraModel": {},
-        "ElectraForPreTraining": REPLACED_TOKENS,
-        "ElectraForMaskedLM": MLM,
-        "ElectraForSequenceClassification": CLASSES,
-        "ElectraForTokenClassification": bert.TAGS,
-        "ElectraForQuestionAnswering": bert.QUESTION,
-        "ElectraForMultipleChoice": SUMMARY | bert.CHOICES,
     },
-    copies={"generator_lm_head.weight": "embeddings.word_embeddings.weight"},
-    buffers=bert.BUFFERS,
-    fields=FIELDS,
-    fixed=FIXED,
-    always=ALWAYS,
-    read_further=_read_further,
-    read_heads=_read_heads,
-    write_further=_write_further,
 )

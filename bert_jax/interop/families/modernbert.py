@@ -14,22 +14,8 @@ from bert_jax.errors import UserError
 from bert_jax.interop import family
 from bert_jax.interop.families import bert
 from bert_jax.interop.family import SAME, VOCABULARY, Entry, Family, Field, Layout, Parts, head_shape
-from bert_jax.model.heads.config import Heads
 from bert_jax.tokenization.vocabulary import Vocabulary
 
-# Defaults of ModernBertConfig. The other dropout rates are written as mlp_dropout and not read.
-FIELDS = (
-    Field("vocab_size", "vocab_size", None),
-    Field("layers", "num_hidden_layers", None),
-    Field("width", "hidden_size", None),
-    Field("heads", "num_attention_heads", None),
-    Field("feed_forward", "intermediate_size", None),
-    Field("max_positions", "max_position_embeddings", 8192),
-    Field("dropout", "mlp_dropout", 0.0),
-    Field("attention_dropout", "attention_dropout", 0.0),
-    Field("layer_norm_epsilon", "norm_eps", 1e-5),
-    Field("initializer_range", "initializer_range", 0.02),
-)
 EVERY = Field("every", "global_attn_every_n_layers", 3)
 LOCAL_ATTENTION = Field("window", "local_attention", 128)  # positions on both sides together
 POOLINGS = ("cls", "mean")
@@ -44,7 +30,6 @@ ALWAYS = {
     "causal": False,
     "pooler": "transform",
 }
-FIXED: family.Fixed = (("decoder_bias", (True,)), ("classifier_pooling", POOLINGS))
 BIASES = ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias")
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 # The field of each layer type's rotary base before rope_parameters existed, and its default.
@@ -60,20 +45,6 @@ GATED_KERNEL = Layout(
 )
 GATED_BIAS = Layout(lambda tensors, c: tensors[0].reshape(2, c.feed_forward), lambda param, _: [param.reshape(-1)])
 
-ENCODER = (
-    Entry("embeddings/token/table", ("embeddings.tok_embeddings.weight",), VOCABULARY),
-    *family.norm("embeddings/norm", "embeddings.norm"),
-    Entry("encoder/layers/attention/qkv/kernel", ("layers.{}.attn.Wqkv.weight",), QKV_KERNEL),
-    Entry("encoder/layers/attention/qkv/bias", ("layers.{}.attn.Wqkv.bias",), family.JOINED_QKV_BIAS),
-    *family.attention_output("layers.{}.attn.Wo"),
-    Entry("encoder/layers/attention_norm/scale", ("layers.{}.attn_norm.weight",), SAME, 1, absent_value=1.0),
-    Entry("encoder/layers/attention_norm/bias", ("layers.{}.attn_norm.bias",), SAME, first_layer=1),
-    Entry("encoder/layers/feed_forward/input/kernel", ("layers.{}.mlp.Wi.weight",), GATED_KERNEL),
-    Entry("encoder/layers/feed_forward/input/bias", ("layers.{}.mlp.Wi.bias",), GATED_BIAS),
-    *family.dense("encoder/layers/feed_forward/output", "layers.{}.mlp.Wo"),
-    *family.norm("encoder/layers/feed_forward_norm", "layers.{}.mlp_norm"),
-    *family.norm("encoder/final_norm", "final_norm"),
-)
 MLM: Parts = {
     "mlm": (
         *family.dense("mlm_head/transform", "head.dense"),
@@ -140,8 +111,6 @@ def _read_rotary_bases(file: Path, values: Mapping[str, Any]) -> dict[str, float
         kind in OLD_BASES and isinstance(parameters[kind] or {}, dict) for kind in parameters
     ):
         raise UserError(f"{file}: rope_parameters is {parameters!r}; expected those of {GLOBAL!r} and of {LOCAL!r}")
-    if scaling := values.get("rope_scaling"):
-        raise UserError(f"{file}: rope_scaling is {scaling!r}; only None is supported")
     bases: dict[str, float] = {}
     for kind, (old, default) in OLD_BASES.items():
         rope = parameters.get(kind) or {}
@@ -161,32 +130,22 @@ def _read_rotary_bases(file: Path, values: Mapping[str, Any]) -> dict[str, float
 def _write_further(model: ModelConfig, vocabulary: Vocabulary) -> dict[str, Any]:
     """Returns the fields of transformers 5 and those of earlier versions."""
     bases = {GLOBAL: model.rotary_base, LOCAL: model.rotary_base_local}
-    return (
-        dict.fromkeys(BIASES, model.bias)
-        | {old: bases[kind] for kind, (old, _) in OLD_BASES.items()}
-        | {
-            "layer_types": _layer_types(model.layers, model.global_every if model.window else 1),
-            EVERY.name: model.global_every,
-            LOCAL_ATTENTION.name: 2 * model.window or LOCAL_ATTENTION.default,
-            "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
-            "classifier_activation": family.WRITTEN_ACTIVATIONS[model.activation],
-            "decoder_bias": True,
-            "embedding_dropout": model.dropout,
-            "classifier_dropout": model.dropout,
-            "cls_token_id": vocabulary.cls_id,
-            "bos_token_id": vocabulary.cls_id,
-            "sep_token_id": vocabulary.sep_id,
-            "eos_token_id": vocabulary.sep_id,
-        }
-    )
-
-
-def _read_heads(file: Path, values: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    return {"pooling": values.get("classifier_pooling", "cls")} if names & {"classes", "choices"} else {}
-
-
-def _write_heads(heads: Heads) -> dict[str, Any]:
-    return {"classifier_pooling": heads.pooling if heads.pooling in POOLINGS else POOLINGS[0]}
+    return {
+        **dict.fromkeys(BIASES, model.bias),
+        **{old: bases[kind] for kind, (old, _) in OLD_BASES.items()},
+        "layer_types": _layer_types(model.layers, model.global_every if model.window else 1),
+        EVERY.name: model.global_every,
+        LOCAL_ATTENTION.name: 2 * model.window or LOCAL_ATTENTION.default,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
+        "classifier_activation": family.WRITTEN_ACTIVATIONS[model.activation],
+        "decoder_bias": True,
+        "embedding_dropout": model.dropout,
+        "classifier_dropout": model.dropout,
+        "cls_token_id": vocabulary.cls_id,
+        "bos_token_id": vocabulary.cls_id,
+        "sep_token_id": vocabulary.sep_id,
+        "eos_token_id": vocabulary.sep_id,
+    }
 
 
 MODERNBERT = Family(
@@ -195,7 +154,20 @@ MODERNBERT = Family(
     prefix="model.",
     base=("embeddings.", "layers.", "final_norm."),
     base_class="ModernBertModel",
-    encoder=ENCODER,
+    encoder=(
+        Entry("embeddings/token/table", ("embeddings.tok_embeddings.weight",), VOCABULARY),
+        *family.norm("embeddings/norm", "embeddings.norm"),
+        Entry("encoder/layers/attention/qkv/kernel", ("layers.{}.attn.Wqkv.weight",), QKV_KERNEL),
+        Entry("encoder/layers/attention/qkv/bias", ("layers.{}.attn.Wqkv.bias",), family.JOINED_QKV_BIAS),
+        *family.attention_output("layers.{}.attn.Wo"),
+        Entry("encoder/layers/attention_norm/scale", ("layers.{}.attn_norm.weight",), SAME, 1, absent_value=1.0),
+        Entry("encoder/layers/attention_norm/bias", ("layers.{}.attn_norm.bias",), SAME, first_layer=1),
+        Entry("encoder/layers/feed_forward/input/kernel", ("layers.{}.mlp.Wi.weight",), GATED_KERNEL),
+        Entry("encoder/layers/feed_forward/input/bias", ("layers.{}.mlp.Wi.bias",), GATED_BIAS),
+        *family.dense("encoder/layers/feed_forward/output", "layers.{}.mlp.Wo"),
+        *family.norm("encoder/layers/feed_forward_norm", "layers.{}.mlp_norm"),
+        *family.norm("encoder/final_norm", "final_norm"),
+    ),
     classes={
         "ModernBertModel": {},
         "ModernBertForMaskedLM": MLM,
@@ -205,12 +177,26 @@ MODERNBERT = Family(
         "ModernBertForMultipleChoice": POOLER | bert.CHOICES,
     },
     copies={"decoder.weight": "embeddings.tok_embeddings.weight"},
-    fields=FIELDS,
+    # Defaults of ModernBertConfig. The other dropout rates are written as mlp_dropout and not read.
+    fields=(
+        Field("vocab_size", "vocab_size", None),
+        Field("layers", "num_hidden_layers", None),
+        Field("width", "hidden_size", None),
+        Field("heads", "num_attention_heads", None),
+        Field("feed_forward", "intermediate_size", None),
+        Field("max_positions", "max_position_embeddings", 8192),
+        Field("dropout", "mlp_dropout", 0.0),
+        Field("attention_dropout", "attention_dropout", 0.0),
+        Field("layer_norm_epsilon", "norm_eps", 1e-5),
+        Field("initializer_range", "initializer_range", 0.02),
+    ),
     activation=("hidden_activation", "gelu"),
-    fixed=FIXED,
+    fixed=(("decoder_bias", (True,)), ("classifier_pooling", POOLINGS), ("rope_scaling", (None, {}))),
     read_further=_read_further,
     write_further=_write_further,
-    read_heads=_read_heads,
-    write_heads=_write_heads,
+    read_heads=lambda file, values, names: (
+        {"pooling": values.get("classifier_pooling", "cls")} if names & {"classes", "choices"} else {}
+    ),
+    write_heads=lambda heads: {"classifier_pooling": heads.pooling if heads.pooling in POOLINGS else POOLINGS[0]},
     always=ALWAYS,
 )
