@@ -207,15 +207,6 @@ def test_adapters_of_multiple_choice_which_peft_has_no_task_type_for_are_read_wi
     np.testing.assert_allclose(loaded.params["classifier/dense/kernel"], params["classifier/dense/kernel"], atol=1e-6)
 
 
-def test_a_pair_of_matrices_of_two_ranks_is_refused(tmp_path):
-    tensors = part_of(write_golden("peft_query_value", tmp_path), "adapters")
-    name = next(name for name in tensors if name.endswith("lora_A.weight"))
-    tensors[name] = tensors[name][:-1]
-    safetensors.numpy.save_file(tensors, tmp_path / "adapters" / "adapter_model.safetensors")
-    with pytest.raises(UserError, match=r"has the shapes \(2, \d+\) and \(\d+, 3\); expected \[r, in\]"):
-        open_checkpoint(tmp_path / "adapters")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["peft_query_value", "peft_all"])
 def test_trained_adapters_are_written_as_peft_saves_them(name, tmp_path):
@@ -316,19 +307,27 @@ def test_a_base_model_may_be_one_of_the_hub(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("layer", "ends", "message"),
+    ("name_b", "rank", "message"),
     [
-        (7, ("A", "B"), r"adapts encoder\.layer\.7\.attention\.self\.query\.weight, which .* does not have"),
-        (1, ("A", "C"), r"is not supported; expected pairs of \.lora_A\.weight and \.lora_B\.weight"),
+        (
+            "7.attention.self.query.lora_B",
+            3,
+            r"adapts encoder\.layer\.7\.attention\.self\.query\.weight, which",
+        ),
+        (
+            "1.attention.self.query.lora_C",
+            3,
+            r"is not supported; expected pairs of \.lora_A\.weight and \.lora_B",
+        ),
+        ("1.attention.self.query.lora_B", 2, r"has the shapes \(2, \d+\) and \(\d+, 3\); expected \[r, in\]"),
     ],
-    ids=["no such layer", "no pair"],
+    ids=["no such layer", "no pair", "two ranks"],
 )
-def test_a_tensor_that_adapts_nothing_in_the_base_is_refused(layer, ends, message, tmp_path):
+def test_a_tensor_that_adapts_nothing_in_the_base_is_refused(name_b, rank, message, tmp_path):
     tensors = part_of(write_golden("peft_query_value", tmp_path), "adapters")
-    start = "base_model.model.bert.encoder.layer"
-    for old, new in zip("AB", ends, strict=True):
-        tensor = tensors.pop(f"{start}.1.attention.self.query.lora_{old}.weight")
-        tensors[f"{start}.{layer}.attention.self.query.lora_{new}.weight"] = tensor
+    start = "base_model.model.bert.encoder.layer."
+    a, b = (tensors.pop(f"{start}1.attention.self.query.lora_{letter}.weight") for letter in "AB")
+    tensors |= {f"{start}{name_b[:-1]}A.weight": a[:rank], f"{start}{name_b}.weight": b}
     safetensors.numpy.save_file(tensors, tmp_path / "adapters" / "adapter_model.safetensors")
     with pytest.raises(UserError, match=message):
         open_checkpoint(tmp_path / "adapters")
