@@ -39,7 +39,7 @@ build them again with --tokenizer OUTPUT."""
 
 
 def add_tokens(checkpoint: str | Path, words: str | Path, output: str | Path, average: str = "") -> Resized:
-    """Adds the words in a file to a model's vocabulary; the other arguments are those of resize_checkpoint.
+    """Adds the words in a file to a model's vocabulary; the other arguments are as in resize_checkpoint.
 
     Raises UserError, with the file's name, for words that `grow` refuses, and whenever resize_checkpoint does.
     """
@@ -56,20 +56,11 @@ def add_tokens(checkpoint: str | Path, words: str | Path, output: str | Path, av
 
 
 def trim(checkpoint: str | Path, text: str, output: str | Path, average: str = "", quiet: bool = False) -> Resized:
-    """Drops the tokens that a text does not use; the other arguments are those of resize_checkpoint.
+    """Drops the tokens that a text does not use; the other arguments are as in resize_checkpoint.
 
-    The lines of the text keep their tokens: alone, after each prompt of the model's task, and in the shards that
-    build_examples makes.
-
-    Args:
-        checkpoint: The model.
-        text: A pattern of files, as --input of build_examples.
-        output: The folder to create.
-        average: As in open_checkpoint.
-        quiet: Whether to show no progress.
-
-    Raises:
-        UserError: The files have no text, or resize_checkpoint refuses.
+    `text` is a pattern of files, as --input of build_examples. Its lines keep their tokens: alone, after each prompt of
+    the model's task, and in the shards that build_examples makes. Raises UserError for files without text, and whenever
+    resize_checkpoint does.
     """
     from data_prep.readers import of_flag
     from data_prep.readers.corpus import Corpus, find_sources

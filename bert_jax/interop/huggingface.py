@@ -296,7 +296,7 @@ def _check_tensors(
 
 
 def report(line: str) -> None:
-    """Prints what reading or writing leaves out."""
+    """Prints a line about data that reading or writing leaves out."""
     Console(stderr=True).print(line, highlight=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""LoadedModel, the common form of a model from any kind of checkpoint, and two changes of it."""
+"""LoadedModel, the common form of a model from any checkpoint, and two ways to change it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -126,7 +126,7 @@ def render(loaded: LoadedModel, family: Family, class_name: str, parameters: int
 
 
 def _data_section(loaded: LoadedModel) -> list[str]:
-    """The sources of pretraining, or the numbers of examples of fine-tuning."""
+    """The sources for pretraining, or the numbers of examples for fine-tuning."""
     if loaded.task is not None:
         counts = loaded.metrics.get("counts", {})
         rows = [(part, count["examples"], count.get("tokens")) for part, count in counts.items()]
@@ -215,7 +215,7 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _limits(loaded: LoadedModel) -> list[str]:
-    """The limits of the model that its run shows."""
+    """The model's limits, as far as its run shows them."""
     longest = max((source["seq_len"] for source in loaded.data), default=loaded.model.max_positions)
     limits = (
         (

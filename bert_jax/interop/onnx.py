@@ -279,7 +279,7 @@ def _quietly() -> Iterator[None]:
 
 
 def folded(traced: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """Returns the traced function, which now computes at trace time what it can, such as the slice of each layer.
+    """Computes parts of a traced function that need no argument, such as the slice of each layer, at trace time.
 
     A model's parameters must be constants of the traced function. Calls are inlined.
     """

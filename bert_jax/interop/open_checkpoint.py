@@ -115,7 +115,7 @@ def read_workdir(
 ) -> LoadedModel:
     """Reads a workdir's model at a step: by default the newest one, or the best one if the run stopped early.
 
-    A projection to a teacher's width is left out. The other arguments are those of open_checkpoint.
+    A projection to a teacher's width is left out. The other arguments are as in open_checkpoint.
 
     Raises:
         UserError: There is no such checkpoint, or parameters, config.json and tokenizer do not agree.

@@ -167,16 +167,15 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
 
     Parameters are stored, and matmuls computed, in `dtype`, float32 or bfloat16; outputs are float32.
 
-    hidden_states.stablehlo returns `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]:
-    the pooler's output for the sequence vector that heads.pooling selects, mostly [CLS].
-    predictions.stablehlo, written if there are heads, returns the logits of each: `mlm_logits` or
-    `lm_logits` f32[B,T,V] without the padding rows of the vocabulary (of ELMo `forward_lm_logits` and
-    `backward_lm_logits`, of the next and of the previous token), `replaced_token_logits` f32[B,T],
-    `next_sentence_logits` f32[B,2], `class_logits` f32[B,C], `choice_logits` f32[B], `tag_logits` f32[B,T,C],
-    `answer_logits` f32[B,T,2], `span_logits` f32[B,T,K,C] for the spans of 1 to K positions that begin at each
-    position; for a CRF also `tags` i32[B,T], its best path. text_vectors.stablehlo, written if the model was fine-tuned
-    for vectors, returns `vector` f32[B,W] and `last`. `jax.export.deserialize` reads all. programs.json lists inputs,
-    outputs and parameters in order, and the settings of vectors.
+    hidden_states.stablehlo returns `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]: the pooler's
+    output for the sequence vector that heads.pooling selects, mostly [CLS]. predictions.stablehlo, written if there are
+    heads, returns their logits: `mlm_logits` or `lm_logits` f32[B,T,V] without the vocabulary's padding rows (for ELMo
+    `forward_lm_logits` and `backward_lm_logits`, for the next and the previous token), `replaced_token_logits`
+    f32[B,T], `next_sentence_logits` f32[B,2], `class_logits` f32[B,C], `choice_logits` f32[B], `tag_logits` f32[B,T,C],
+    `answer_logits` f32[B,T,2], `span_logits` f32[B,T,K,C] for the spans of 1 to K positions that begin at a position;
+    for a CRF also `tags` i32[B,T], its best path. text_vectors.stablehlo, written if the model was fine-tuned for
+    vectors, returns `vector` f32[B,W] and `last`. `jax.export.deserialize` reads all. programs.json lists inputs,
+    outputs and parameters in order, and the vectors' settings.
 
     Raises UserError if the folder exists, and for relations, whose spans are chosen outside of the model.
     """

@@ -322,10 +322,7 @@ def test_the_no_answer_threshold_survives_export_and_defaults_to_always_answerin
             r"tokenizer has 140 tokens, but config\.json has vocab_size 131",
         ),
         (lambda folder: set_tokenizer(folder, word_tokenizer_type="mecab"), r"vocab\.txt: its word_tok"),
-        (
-            lambda folder: set_tokenizer(folder, tokenizer_class="KoBertTokenizer"),
-            r"vocab\.txt: its tokenizer_cl",
-        ),
+        (lambda folder: set_tokenizer(folder, tokenizer_class="KoBertTokenizer"), r"vocab\.txt: its tokenizer_cl"),
     ],
     ids=["pickle", "damaged", "missing", "config", "tokenizer", "words", "class"],
 )

@@ -309,16 +309,8 @@ def test_a_base_model_may_be_one_of_the_hub(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name_b", "rank", "message"),
     [
-        (
-            "7.attention.self.query.lora_B",
-            3,
-            r"adapts encoder\.layer\.7\.attention\.self\.query\.weight, which",
-        ),
-        (
-            "1.attention.self.query.lora_C",
-            3,
-            r"is not supported; expected pairs of \.lora_A\.weight and \.lora_B",
-        ),
+        ("7.attention.self.query.lora_B", 3, r"adapts encoder\.layer\.7\.attention\.self\.query\.weight, which"),
+        ("1.attention.self.query.lora_C", 3, r"is not supported; expected pairs of \.lora_A\.weight and \.lora_B"),
         ("1.attention.self.query.lora_B", 2, r"has the shapes \(2, \d+\) and \(\d+, 3\); expected \[r, in\]"),
     ],
     ids=["no such layer", "no pair", "two ranks"],

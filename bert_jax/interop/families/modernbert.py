@@ -128,7 +128,7 @@ def _read_rotary_bases(file: Path, values: Mapping[str, Any]) -> dict[str, float
 
 
 def _write_further(model: ModelConfig, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Returns the fields of transformers 5 and those of earlier versions."""
+    """Returns the fields of transformers 5 and of earlier versions."""
     bases = {GLOBAL: model.rotary_base, LOCAL: model.rotary_base_local}
     return {
         **dict.fromkeys(BIASES, model.bias),
