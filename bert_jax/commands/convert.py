@@ -1,16 +1,11 @@
 """Converts a model in Hugging Face or Google format to a bert_jax checkpoint."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from bert_jax import command_line
-from bert_jax.interop import export, huggingface, original_bert
+from bert_jax.interop.export import convert
 from bert_jax.interop.families import FAMILIES
-from bert_jax.interop.huggingface import is_original_bert
 from bert_jax.interop.huggingface_export import describe
-from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.storage.files import atomic_folder
-from bert_jax.storage.hub import named_folder
 
 DESCRIPTION = f"""Converts a model in Hugging Face format to a bert_jax checkpoint: config.json, tokenizer/ and
 checkpoints/0, with weights only. Every tensor keeps its values; the token table is padded to a multiple of 128 rows.
@@ -27,19 +22,6 @@ bert_model.ckpt.data-00000-of-00001 and vocab.txt, or the prefix of one of its c
 Only this needs TensorFlow, the extra tensorflow.
 
 The other commands also accept a Hugging Face folder directly."""
-
-
-def convert(input_directory: str | Path, output: str | Path) -> LoadedModel:
-    """Converts a Hugging Face or Google folder, or hf:NAME; the output folder appears complete or not at all.
-
-    Raises UserError if the output exists, and whenever `named_folder`, `huggingface.read` or `original_bert.read` does.
-    """
-    folder = Path(named_folder(input_directory))
-    with atomic_folder(output) as unfinished:
-        read = original_bert.read if is_original_bert(folder) else huggingface.read
-        loaded = read(folder)
-        export.write(loaded, unfinished)
-    return loaded
 
 
 def main(arguments: Sequence[str]) -> None:

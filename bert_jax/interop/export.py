@@ -1,19 +1,20 @@
-"""Exports a model in the format of other software, or writes it in bert_jax format, which is a workdir."""
+"""Exports a model in the format of other software, or converts it to bert_jax format, which is a workdir."""
 
 from pathlib import Path
 
 from bert_jax.errors import UserError
-from bert_jax.interop import huggingface_export, onnx, peft_export, stablehlo
+from bert_jax.interop import huggingface, huggingface_export, onnx, original_bert, peft, stablehlo
 from bert_jax.interop.loaded_model import LoadedModel, part_of, with_target_scale
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.storage.files import atomic_folder, refuse_existing
+from bert_jax.storage.hub import named_folder
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import TOKENIZER
 from bert_jax.train.workdir import WorkdirConfig, write_config, write_params
 
 FORMATS = ("hf", "orbax", "stablehlo", "onnx", "peft", "sentence_transformers")
 FLOATS = ("float32", "bfloat16")
-# Those of --dtype by format. The others have no choice.
+# The choices of --dtype by format; the other formats have none.
 DTYPES = {"hf": FLOATS, "sentence_transformers": FLOATS, "stablehlo": FLOATS, "onnx": ("float32", "int8")}
 
 
@@ -26,13 +27,18 @@ def export(
     base: str = "",
     dtype: str = "",
 ) -> LoadedModel:
-    """Exports a checkpoint; the output folder appears complete or not at all. average: see open_checkpoint.
+    """Exports a checkpoint; the output folder appears complete or not at all.
 
-    part selects the discriminator or the generator of a model that has both (config.objective=replaced_tokens); the
-    orbax format holds both unless it is given. base is the Hugging Face folder that adapters in peft's format refer to
-    (default: the run's init_from). dtype is one of DTYPES[format]; empty for the default that `--help` describes.
-    Raises UserError for an unknown format, dtype or part, an output that exists, and a checkpoint that cannot be
-    opened.
+    Args:
+        checkpoint: As in open_checkpoint, also `average`.
+        output: The folder to create.
+        format: One of FORMATS.
+        part: The discriminator or the generator, if the model has both (config.objective=replaced_tokens). By default
+            the orbax format holds both, and others the discriminator.
+        base: The Hugging Face folder that peft adapters refer to; empty for the run's init_from.
+        dtype: One of DTYPES[format]; empty for the default that `--help` describes.
+
+    Raises UserError for an unknown option, an output that exists, and a checkpoint that cannot be opened.
     """
     _check_options(output, format, dtype)  # before the checkpoint is read
     if base and format != "peft":
@@ -45,28 +51,27 @@ def export(
 def export_loaded(
     loaded: LoadedModel, output: str | Path, format: str = "hf", part: str = "", dtype: str = "", base: str = ""
 ) -> LoadedModel:
-    """Exports a model that has been opened, as `export` does, and returns it as it was written.
+    """Exports an opened model, as `export` does, and returns it as it was written.
 
-    With format peft, its adapters must not be merged.
+    For the format peft, its adapters must not be merged.
     """
     _check_options(output, format, dtype)
     if part or (loaded.heads.generator and format != "orbax"):
         loaded = part_of(loaded, part or "discriminator")
-    if format != "orbax":
-        loaded = with_target_scale(loaded)
-    if format in ("hf", "sentence_transformers"):
-        rounded = loaded.rounded(dtype) if dtype else loaded
-        writer = huggingface_export.write if format == "hf" else huggingface_export.write_sentence_transformer
-        writer(rounded, output)
-    elif format == "stablehlo":
+    if format == "orbax":
+        with atomic_folder(output) as unfinished:
+            write(loaded, unfinished)
+        return loaded
+    loaded = with_target_scale(loaded)
+    if format == "stablehlo":
         stablehlo.write(loaded, output, dtype or "float32")
     elif format == "onnx":
         onnx.write(loaded, output, dtype or "float32")
     elif format == "peft":
-        peft_export.write(loaded, output, base)
+        peft.write(loaded, output, base)
     else:
-        with atomic_folder(output) as unfinished:
-            write(loaded, unfinished)
+        writer = huggingface_export.write if format == "hf" else huggingface_export.write_sentence_transformer
+        writer(loaded.rounded(dtype) if dtype else loaded, output)
     return loaded
 
 
@@ -83,21 +88,30 @@ def _check_options(output: str | Path, format: str, dtype: str) -> None:
     refuse_existing(Path(output))
 
 
+def convert(folder: str | Path, output: str | Path) -> LoadedModel:
+    """Converts a Hugging Face or Google folder, or hf:NAME; the output folder appears complete or not at all.
+
+    Raises UserError if the output exists, and whenever `named_folder`, `huggingface.read` or `original_bert.read` does.
+    """
+    path = Path(named_folder(folder))
+    with atomic_folder(output) as unfinished:
+        loaded = original_bert.read(path) if original_bert.is_original_bert(path) else huggingface.read(path)
+        write(loaded, unfinished)
+    return loaded
+
+
 def write(loaded: LoadedModel, directory: Path) -> None:
-    """Writes a model as the workdir of a run at step 0, with parameters and no optimizer state."""
+    """Writes a model as a run's workdir at step 0, with parameters and no optimizer state."""
     directory.mkdir(parents=True, exist_ok=True)
     write_params(directory, 0, loaded.params)
     Tokenizer(loaded.vocabulary.spec).save(directory / TOKENIZER)
-    kind = "pretraining" if loaded.task is None else "finetuning"
-    write_config(
-        directory,
-        WorkdirConfig(
-            loaded.model,
-            loaded.heads,
-            kind,
-            training=loaded.training,
-            task=loaded.task,
-            dtype=loaded.dtype,
-            data=loaded.data,
-        ),
+    config = WorkdirConfig(
+        loaded.model,
+        loaded.heads,
+        "pretraining" if loaded.task is None else "finetuning",
+        training=loaded.training,
+        task=loaded.task,
+        dtype=loaded.dtype,
+        data=loaded.data,
     )
+    write_config(directory, config)

@@ -1,7 +1,7 @@
 """Reads the Hugging Face format: config.json, safetensors and tokenizer files, without transformers.
 
-`read` opens a folder. SafetensorsFolder holds its tensors by name; `assemble` makes the model of them, and
-`read_task` the task of a fine-tuned one. Pickles are refused, since reading one can run code.
+`read` opens a folder. SafetensorsFolder holds its tensors by name, `assemble` builds the model from them, and
+`read_task` reads a fine-tuned model's task. Pickles are refused, since reading one can run code.
 """
 
 import dataclasses
@@ -24,44 +24,36 @@ from bert_jax.interop import sentence_transformers
 from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.family import COUNTED, Family
 from bert_jax.interop.loaded_model import LoadedModel, load_vocabulary
-from bert_jax.interop.sentence_transformers import TOKENIZER_FILE
+from bert_jax.interop.sentence_transformers import TOKENIZER_FILE, read_optional
 from bert_jax.model.heads.config import Heads
 from bert_jax.storage.files import read_json, refuse_pickle
 
-# The files by which other formats of folders are recognized.
-BERT_CONFIG_FILE = "bert_config.json"  # of Google's original BERT checkpoints
-PROGRAMS_FILE = "programs.json"  # of StableHLO programs
+# Files that mark folders in other formats.
+PROGRAMS_FILE = "programs.json"  # StableHLO programs
 ONNX_FILE = "model.onnx"
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their names in safetensors
+# By their names in safetensors; float32 represents every value of the narrower ones.
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _INTEGERS = {"BOOL", *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))}
-_READABLE = tuple(_DTYPES.values())  # float32 represents every value of the narrower ones
 
 SEGMENT_TABLE = "embeddings/segment/table"
 # Tokenizers of transformers that give no token types, unless model_input_names has them.
 WITHOUT_TYPES = ("Roberta", "XLMRoberta", "MPNet", "DistilBert", "Camembert")
 LABELLED = ("classification", "multilabel", "tagging")
-# The problem_type in config.json of each kind of task with a classifier.
+# config.json's problem_type for each kind of task with a classifier.
 PROBLEM_TYPES = {
     "regression": "regression",
     "classification": "single_label_classification",
     "multilabel": "multi_label_classification",
 }
-# The maximum length of a task that a folder does not describe; of questions as in run_squad.py of google-research/bert.
-MAX_LENGTHS = {"question": 384}
-TASK_FIELD = "bert_jax_task"  # added by bert_jax and preserved by transformers: columns, metrics and lengths of a task
-
-
-def is_original_bert(path: Path) -> bool:
-    """Returns whether a folder, or the prefix of a checkpoint in a folder, is in Google's format."""
-    folder = path if path.is_dir() else path.parent
-    return (folder / BERT_CONFIG_FILE).exists() and not (folder / "config.json").exists()
+QUESTION_LENGTH = 384  # as in run_squad.py of google-research/bert, if a folder does not describe the task
+TASK_FIELD = "bert_jax_task"  # bert_jax adds a task's columns, metrics and lengths here; transformers preserves it
 
 
 class SafetensorsFolder(Mapping[str, np.ndarray]):
-    """The tensors of a folder by bare name, read on access and widened to float32.
+    """A folder's tensors by bare name, read on access and widened to float32.
 
     A bare name has no family prefix, and legacy names are replaced by current ones.
     """
@@ -81,10 +73,10 @@ class SafetensorsFolder(Mapping[str, np.ndarray]):
 
     def __getitem__(self, bare: str) -> np.ndarray:
         path, name = self._names[bare]
-        with _open(path) as file:
-            tensor = file.get_tensor(name)
-        if str(tensor.dtype) not in _READABLE:
-            raise UserError(f"{path}: tensor {name} has dtype {tensor.dtype}; expected one of {', '.join(_READABLE)}")
+        tensor = open_tensors(path).get_tensor(name)
+        if str(tensor.dtype) not in _DTYPES.values():
+            known = ", ".join(_DTYPES.values())
+            raise UserError(f"{path}: tensor {name} has dtype {tensor.dtype}; expected one of {known}")
         return tensor.astype(np.float32)
 
     def __contains__(self, bare: object) -> bool:
@@ -98,82 +90,60 @@ class SafetensorsFolder(Mapping[str, np.ndarray]):
 
     @property
     def dtype(self) -> str:
-        """The dtype of all tensors but those of integers, which are no parameters; float32 if they differ."""
-        stored = set()
-        for path, name in self._names.values():
-            with _open(path) as file:
-                stored.add(file.get_slice(name).get_dtype())
-        dtypes = {_DTYPES.get(dtype, "float32") for dtype in stored if dtype not in _INTEGERS}
+        """The dtype of all parameters (integers are none); float32 if they differ."""
+        stored = {open_tensors(path).get_slice(name).get_dtype() for path, name in self._names.values()}
+        dtypes = {_DTYPES.get(dtype, "float32") for dtype in stored - _INTEGERS}
         return dtypes.pop() if len(dtypes) == 1 else "float32"
 
     def shape(self, bare: str) -> tuple[int, ...]:
         path, name = self._names[bare]
-        with _open(path) as file:
-            return tuple(file.get_slice(name).get_shape())
+        return tuple(open_tensors(path).get_slice(name).get_shape())
 
     def describe(self, bare: str) -> str:
-        """Returns the tensor's file and its name there, for messages."""
+        """The tensor's file and its name there, for messages."""
         path, name = self._names[bare]
         return f"{path}: tensor {name}"
 
 
 def _tensor_names(directory: Path) -> Iterator[tuple[Path, str]]:
-    """Yields the file and the name of each tensor."""
-    if (directory / WEIGHTS_FILE).exists():
-        yield from ((directory / WEIGHTS_FILE, name) for name in _names(directory / WEIGHTS_FILE))
+    """Yields every tensor's file and name. Raises UserError if the index names other tensors than its files."""
+    weights, index = directory / WEIGHTS_FILE, directory / INDEX_FILE
+    if weights.exists():
+        yield from ((weights, name) for name in open_tensors(weights).keys())  # noqa: SIM118, not a dict
         return
-    if (directory / INDEX_FILE).exists():
-        yield from _indexed(directory)
-        return
-    for path in sorted(directory.glob("*")):
-        refuse_pickle(path)
-    raise UserError(f"{directory} holds no {WEIGHTS_FILE}. Is it a Hugging Face model folder?")
-
-
-def _indexed(directory: Path) -> Iterator[tuple[Path, str]]:
-    """Yields the tensors of an index, after checking that each is in the file that the index names."""
-    index = directory / INDEX_FILE
+    if not index.exists():
+        for path in sorted(directory.glob("*")):
+            refuse_pickle(path)
+        raise UserError(f"{directory} holds no {WEIGHTS_FILE}. Is it a Hugging Face model folder?")
     parts = read_json(index).get("weight_map")
     if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
         raise UserError(f"{index}: weight_map does not map each tensor to a file. Download it again")
-    held: dict[str, set[str]] = {}
+    names_by_part: dict[str, set[str]] = {}
     for name, part in parts.items():
         if not (directory / part).is_file():
             raise UserError(f"{index} names {part} (for {name}), which is missing. Download it too")
-        if part not in held:
-            held[part] = set(_names(directory / part))
-        if name not in held[part]:
+        if part not in names_by_part:
+            names_by_part[part] = set(open_tensors(directory / part).keys())
+        if name not in names_by_part[part]:
             raise UserError(f"{index} has tensor {name} in {part}, which does not hold it. Download both again")
         yield directory / part, name
 
 
-def _names(path: Path) -> list[str]:
-    with _open(path) as file:
-        return list(file.keys())
-
-
-def _open(path: Path) -> Any:
+def open_tensors(path: Path) -> Any:
+    """Opens a safetensors file. Raises UserError for a damaged one."""
     try:
         return safetensors.safe_open(path, framework="numpy")
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is damaged or not a safetensors file ({error}). Download it again") from error
 
 
-def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Returns the tensors of one file by name, widened to float32. Raises UserError for a missing or damaged file."""
-    if not path.is_file():
-        raise UserError(f"{path} is missing. Download it next to {path.parent / 'adapter_config.json'}")
-    with _open(path) as file:
-        return {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118, not a dict
-
-
 def save_tensors(tensors: Mapping[str, np.ndarray], path: Path) -> None:
     """Writes a safetensors file as transformers does. Raises OSError for a full disk."""
-    whole = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     path.touch()
     mode = path.stat().st_mode  # the library makes files that only their owner can read
     try:
-        safetensors.numpy.save_file(whole, path, metadata={"format": "pt"})
+        safetensors.numpy.save_file(contiguous, path, metadata={"format": "pt"})
     except safetensors.SafetensorError as error:
         if match := re.search(r"os error (\d+)", str(error)):
             code = int(match[1])
@@ -185,26 +155,25 @@ def save_tensors(tensors: Mapping[str, np.ndarray], path: Path) -> None:
 def read(directory: str | Path) -> LoadedModel:
     """Reads a model of any family in `families` in Hugging Face format.
 
-    The architecture in config.json determines which heads there must be. Other heads whose tensors are in
-    the file are read, too (many published BertForMaskedLM files hold the next-sentence head).
-    Half-precision tensors are widened.
+    The architecture in config.json determines which heads there must be. Other heads are read, too, if the file has
+    their tensors (many published BertForMaskedLM files hold the next-sentence head).
 
-    Raises UserError, naming the field or the tensor, for an unknown or only partly supported
-    architecture; a tensor that is missing, unexpected or of another shape; an output table that differs
-    from the token table to which it is tied; a pickle instead of safetensors; damaged files; and a
-    tokenizer that does not fit the model.
+    Raises:
+        UserError: The architecture is unknown or only partly supported; a tensor is missing, unexpected or has another
+            shape; an output table differs from the token table to which it is tied; there is a pickle instead of
+            safetensors; a file is damaged; or the tokenizer does not fit the model.
     """
     directory = Path(directory)
     refuse_pickle(directory)
     values = read_config(directory)
     family, _ = named_family(directory / CONFIG_FILE, values)
-    return assemble(directory, directory, values, SafetensorsFolder(directory, family.prefix))
+    return assemble(directory, directory / CONFIG_FILE, values, SafetensorsFolder(directory, family.prefix))
 
 
 def read_config(directory: Path, *others: Path) -> dict[str, Any]:
-    """Returns config.json of a folder, without a task of vectors if files of sentence-transformers describe them.
+    """Reads config.json, without an embedding task if the folder or another one has sentence-transformers files.
 
-    Those files, in the folder or in one of the others, are the ones that users edit and sentence-transformers writes.
+    Those files take precedence, since users and sentence-transformers edit them.
     """
     values = read_json(directory / CONFIG_FILE)
     task = values.get(TASK_FIELD)
@@ -214,48 +183,54 @@ def read_config(directory: Path, *others: Path) -> dict[str, Any]:
     return values
 
 
-def assemble(origin: Path, directory: Path, values: Mapping[str, Any], weights: SafetensorsFolder) -> LoadedModel:
-    """Returns the model that config.json (values) describes, with the tensors of `weights`.
+def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: SafetensorsFolder) -> LoadedModel:
+    """Builds the model that `values`, the content of config.json (`file`), describes, with the tensors of `weights`.
 
-    origin      the path that was opened; adapters of sentence-transformers have settings of vectors of their own there
-    directory   the folder of config.json and of the tokenizer, as messages name it
+    The tokenizer is next to `file`. `origin` was opened; an adapter folder may have its own files of
+    sentence-transformers.
     """
-    where = directory / CONFIG_FILE
-    family, architecture = named_family(where, values)
+    directory = file.parent
+    family, class_name = named_family(file, values)
     settings = next((folder for folder in (origin, directory) if sentence_transformers.is_folder(folder)), None)
-    required = [entry for part in family.architectures[architecture].required.values() for entry in part]
+    required = [entry for part in family.classes[class_name].values() for entry in part]
     if settings and not all(name in weights for entry in required for name in entry.names):
-        architecture = family.base_class  # such folders hold the encoder, whatever the class in config.json
-    heads = _read_heads(where, values, family, architecture, weights)
-    model = family.read_model(where, values)
+        class_name = family.base_class  # such folders hold the encoder, whatever the class in config.json
+
+    # Heads: those that the class requires, and optional ones whose tensors are in the file.
+    names = frozenset(family.classes[class_name])
+    for part, entries in family.optional.items():
+        if part not in names and any(name in weights for entry in entries for name in entry.names):
+            names |= {part, "pooler"} if part == "next_sentence" else {part}
+    fields: dict[str, Any] = {name: 1 if name in COUNTED else True for name in names}
+    fields |= output_counts(family, class_name, weights) | family.read_heads(file, values, names)
+    heads = Heads(**fields)
+
+    model = family.read_model(file, values)
     if model.layers > len(weights):
-        raise UserError(f"{where}: the model has {model.layers} layers, but its file only {len(weights)} tensors")
-    table = family.table(architecture)
-    absent = name_table.absent_copies(table, weights)
+        raise UserError(f"{file}: the model has {model.layers} layers, but its file only {len(weights)} tensors")
+    table = family.table(class_name)
+    # transformers 4 ties both biases of an untied output, and its files may hold the second one alone.
+    twice = [entry.names for entry in table if entry.layout is name_table.VOCABULARY_TWICE]
+    absent = {first: second for first, second in twice if first not in weights and second in weights}
     shapes = name_table.tensor_shapes(table, model, heads)
-    shapes = {name: shape for name, shape in shapes.items() if name not in absent}
-    _check_tensors(directory, weights, shapes, family)
+    _check_tensors(file, weights, {name: shapes[name] for name in shapes if name not in absent}, family)
     params = name_table.import_params(table, lambda name: weights[absent.get(name, name)], model, heads)
-    words = load_vocabulary(directory, model)
-    model, params = _as_tokenized(directory, values, model, params)
-    task = read_task(where, values, model, heads)
+    words = load_vocabulary(directory, model, file.name)
+    model, params = _match_token_types(directory, values, model, params)
+    task = read_task(file, values, model, heads)
     if settings and task is None:
         task = sentence_transformers.read_task(settings, model, words)
     return LoadedModel(model, heads, params, words, task, dtype=weights.dtype, origin=str(origin))
 
 
-def _as_tokenized(
+def _match_token_types(
     directory: Path, values: Mapping[str, Any], model: ModelConfig, params: dict[str, np.ndarray]
 ) -> tuple[ModelConfig, dict[str, np.ndarray]]:
-    """Returns the model without its token types if the folder's tokenizer gives it none: all tokens then have type 0.
-
-    Its class is that of tokenizer_config.json or else of config.json (values), as for AutoTokenizer. Reports this, and
-    a side at which texts are truncated that is not supported.
-    """
-    settings = _tokenizer_settings(directory)
-    if settings.get("truncation_side", "right") != "right":
-        side = settings["truncation_side"]
+    """Drops the model's token types if the folder's tokenizer gives none: all tokens then have type 0."""
+    settings = read_optional(directory / TOKENIZER_FILE)
+    if (side := settings.get("truncation_side", "right")) != "right":
         report(f"{directory / TOKENIZER_FILE}: truncation_side is {side}, but texts lose their end here")
+    # AutoTokenizer also falls back to the class in config.json.
     kind = settings.get("tokenizer_class") or values.get("tokenizer_class")
     names = settings.get("model_input_names")
     has_types = "token_type_ids" in names if isinstance(names, list) else not str(kind).startswith(WITHOUT_TYPES)
@@ -266,61 +241,49 @@ def _as_tokenized(
     return dataclasses.replace(model, segment_types=1), params | table
 
 
-def named_family(where: Path, values: Mapping[str, Any]) -> tuple[Family, str]:
-    """Returns the family and the architecture that config.json names."""
+def named_family(file: Path, values: Mapping[str, Any]) -> tuple[Family, str]:
+    """Looks up the family and the class that config.json names. Raises UserError for unknown ones."""
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        known = ", ".join(map(repr, FAMILIES))
-        raise UserError(f"{where}: model_type is {model_type!r}; choose from {known}")
+        raise UserError(f"{file}: model_type is {model_type!r}; choose from {', '.join(map(repr, FAMILIES))}")
     family = FAMILIES[model_type]
     architectures = values.get("architectures") or [family.base_class]
-    architecture = architectures[0] if isinstance(architectures, list) else architectures
-    if not isinstance(architecture, str) or architecture not in family.architectures:
-        raise UserError(f"{where}: architectures is {architecture!r}; choose from {', '.join(family.architectures)}")
-    return family, architecture
+    class_name = architectures[0] if isinstance(architectures, list) else architectures
+    if not isinstance(class_name, str) or class_name not in family.classes:
+        raise UserError(f"{file}: architectures is {class_name!r}; choose from {', '.join(family.classes)}")
+    return family, class_name
 
 
-def outputs_of(family: Family, architecture: str, weights: SafetensorsFolder) -> dict[str, int]:
-    """Returns the number of outputs of each head in COUNTED that the architecture requires and the file holds."""
-    required = family.architectures[architecture].required
+def output_counts(family: Family, class_name: str, weights: SafetensorsFolder) -> dict[str, int]:
+    """The number of outputs of each head in COUNTED that the class requires and the file holds."""
+    required = family.classes[class_name]
     names = {part: required[part][0].names[0] for part in COUNTED if part in required}
     return {part: weights.shape(name)[0] for part, name in names.items() if name in weights and weights.shape(name)}
 
 
-def _read_heads(
-    where: Path, values: Mapping[str, Any], family: Family, architecture: str, weights: SafetensorsFolder
-) -> Heads:
-    """Returns the heads that the architecture requires and the optional ones whose tensors are in the file."""
-    required, optional = family.architectures[architecture]
-    present = {
-        part for part, table in optional.items() if any(name in weights for entry in table for name in entry.names)
-    }
-    parts = frozenset(required) | present | ({"pooler"} if "next_sentence" in present else frozenset())
-    heads: dict[str, Any] = dict.fromkeys(parts, True)
-    heads |= dict.fromkeys(parts.intersection(COUNTED), 1) | outputs_of(family, architecture, weights)
-    return Heads(**heads, **family.read_heads(where, values, parts))
-
-
 def _check_tensors(
-    directory: Path, weights: SafetensorsFolder, expected: Mapping[str, tuple[int, ...]], family: Family
+    file: Path, weights: SafetensorsFolder, expected: Mapping[str, tuple[int, ...]], family: Family
 ) -> None:
-    """Raises UserError unless every expected tensor exists with its shape, and no others except copies and buffers."""
+    """Raises UserError for a tensor that is missing, has another shape, or is neither expected, copy nor buffer."""
     for name, shape in expected.items():
         if name not in weights:
             missing = sum(other not in weights for other in expected)
-            raise UserError(f"{directory}: tensor {name} is missing ({missing} in all). Is the model file complete?")
+            raise UserError(f"{file.parent}: tensor {name} is missing ({missing} in all). Is the model file complete?")
         if weights.shape(name) != shape:
-            raise UserError(
-                f"{weights.describe(name)} has shape {list(weights.shape(name))}, but config.json expects {list(shape)}"
-            )
+            got = list(weights.shape(name))
+            raise UserError(f"{weights.describe(name)} has shape {got}, but {file.name} expects {list(shape)}")
     copies = {copy: original for copy, original in family.copies.items() if copy in weights and copy not in expected}
     unread = [name for name in family.unread if name in weights and name not in expected]
     known = {*expected, *copies, *unread}
-    extra = [name for name in weights if name not in known and not family.is_buffer(name)]
+    extra = [
+        name
+        for name in weights
+        if name not in known and re.sub(r"(?<=\.)\d+(?=\.)", "{}", name) not in family.buffers  # {}: any layer
+    ]
     if extra:
         raise UserError(
-            f"{weights.describe(extra[0])} is not part of the architecture in config.json ({len(extra)} such "
-            "tensors). Correct `architectures`, or remove the tensor"
+            f"{weights.describe(extra[0])} is not part of the architecture in {file.name} ({len(extra)} such tensors). "
+            "Correct the file, or remove the tensor"
         )
     for copy, original in copies.items():
         if not np.array_equal(weights[copy], weights[original]):
@@ -329,82 +292,72 @@ def _check_tensors(
                 "Correct config.json"
             )
     if unread:
-        report(f"{directory}: not used by the architecture in config.json, left out: {', '.join(unread)}")
+        report(f"{file.parent}: not used by the architecture in {file.name}, left out: {', '.join(unread)}")
 
 
 def report(line: str) -> None:
-    """Prints what reading or writing leaves out."""
+    """Prints a line about data that reading or writing leaves out."""
     Console(stderr=True).print(line, highlight=False, soft_wrap=True)
 
 
-def read_task(where: Path, values: Mapping[str, Any], model: ModelConfig, heads: Heads) -> dict[str, Any] | None:
-    """Returns the task of a fine-tuned model, with the keys of bert_jax/tasks that the format has; None for others.
+def read_task(file: Path, values: Mapping[str, Any], model: ModelConfig, heads: Heads) -> dict[str, Any] | None:
+    """Reads a fine-tuned model's task, with the keys of bert_jax/tasks that the format has; None if it has none.
 
-    values    the content of the file `where`, config.json; the tokenizer's settings are in the same folder
-
-    Raises UserError for labels, or a kind of problem, that are not those of the model's classifier.
+    `values` is the content of `file`, config.json, next to the tokenizer's settings. Raises UserError for labels or a
+    problem_type that do not fit the model's classifier.
     """
-    kind, task = task_kind(heads), values.get(TASK_FIELD)
+    kind, outputs = task_kind(heads), heads.classes or heads.tags
+    # The task that bert_jax added, unless another program damaged it.
+    stored = values.get(TASK_FIELD)
+    task = stored if isinstance(stored, dict) and isinstance(stored.get("name"), str) else {}
+    known = task.get("labels")
+    if not isinstance(known, list) or len(known) not in (0, outputs) or {type(label) for label in known} - {str}:
+        task = {}
     if not kind:  # vectors have no head
-        if isinstance(task, dict) and task.get("kind") == sentence_transformers.KIND and _is_task(task, 0):
-            return task
-        return None
-    outputs = heads.classes or heads.tags
+        return task if task.get("kind") == sentence_transformers.KIND else None
     problem = values.get("problem_type")
     if kind == "classification" and problem == PROBLEM_TYPES["multilabel"]:
         kind = "multilabel"
     elif heads.classes and problem not in (None, PROBLEM_TYPES[kind]):
-        raise UserError(f"{where}: problem_type is {problem!r}, which is not supported with {outputs} outputs")
+        raise UserError(f"{file}: problem_type is {problem!r}, which is not supported with {outputs} outputs")
     labelled = values.get("id2label") or {str(index): f"LABEL_{index}" for index in range(outputs)}
-    if not isinstance(labelled, dict):
-        raise UserError(f"{where}: id2label is {labelled!r}; expected a label for each output")
-    if outputs and set(labelled) != {str(index) for index in range(outputs)}:
-        raise UserError(f"{where}: id2label has {len(labelled)} labels, but the classifier {outputs}")
+    if not isinstance(labelled, dict) or (outputs and set(labelled) != {str(index) for index in range(outputs)}):
+        raise UserError(f"{file}: id2label is {labelled!r:.60}; expected labels of {outputs} outputs")
     labels = [str(labelled[str(index)]) for index in range(outputs)] if kind in LABELLED else []
-    labels = _unique(where, labels)
-    decisions = {}  # settings of bert_jax that hold for other labels, too
-    if isinstance(task, dict) and task.get("kind") == kind and _is_task(task, outputs):
+    labels = _unique(file, labels)
+    decisions = {}
+    if task.get("kind") == kind:
         if not labels or not task["labels"] or not values.get("id2label") or task["labels"] == labels:
             return task
+        # These settings of bert_jax also hold for other labels.
         decisions = {key: task[key] for key in ("max_length", "threshold", "thresholds") if key in task}
-        report(f"{where}: id2label has other labels than {TASK_FIELD}; those of id2label are used")
-    # The tokens to which transformers truncates a text; a tokenizer without a limit has a very large number.
-    limit = _tokenizer_settings(where.parent).get("model_max_length")
+        report(f"{file}: id2label has other labels than {TASK_FIELD}; those of id2label are used")
+    # transformers truncates a text to model_max_length, which is very large if the tokenizer has no limit.
+    limit = read_optional(file.parent / TOKENIZER_FILE).get("model_max_length")
     limit = int(limit) if isinstance(limit, int | float) and 0 < limit < sys.maxsize else sys.maxsize
-    longest = min(MAX_LENGTHS.get(kind, model.max_positions), limit, model.max_positions)
+    longest = min(limit, model.max_positions, QUESTION_LENGTH if kind == "question" else sys.maxsize)
     threshold = {"threshold": 0.5} if kind == "multilabel" else {}
     return {"name": "own", "kind": kind, "labels": labels, "max_length": longest, **threshold, **decisions}
 
 
-def _unique(where: Path, labels: list[str]) -> list[str]:
-    """Returns labels of which none repeats an earlier one: a repetition has its id behind it. Reports this."""
-    repeated = [index for index, label in enumerate(labels) if label in labels[:index]]
-    unique = list(labels)
-    for index in repeated:
-        while unique[index] in (*unique[:index], *unique[index + 1 :]):
-            unique[index] += f"_{index}"
-    if repeated:
-        renamed = ", ".join(f"{index}: {unique[index]}" for index in repeated)
-        report(f"{where}: id2label repeats labels, so these have other names here: {renamed}")
+def _unique(file: Path, labels: list[str]) -> list[str]:
+    """Appends its id to a label that repeats an earlier one, and reports this."""
+    unique: list[str] = []
+    for index, label in enumerate(labels):
+        name = label
+        while label in labels[:index] and name in (*unique, *labels[index:]):
+            name += f"_{index}"
+        unique.append(name)
+    if unique != labels:
+        renamed = ", ".join(f"{index}: {name}" for index, name in enumerate(unique) if name != labels[index])
+        report(f"{file}: id2label repeats labels, so these have other names here: {renamed}")
     return unique
 
 
-def _tokenizer_settings(directory: Path) -> dict[str, Any]:
-    return read_json(directory / TOKENIZER_FILE) if (directory / TOKENIZER_FILE).exists() else {}
-
-
 def task_kind(heads: Heads) -> str:
-    """Returns the kind of task that a model's heads serve; empty if they serve none."""
+    """The kind of task that a model's heads serve; empty if they serve none."""
     if heads.classes:
         return "regression" if heads.classes == 1 else "classification"
     if heads.tags:
         return "token_regression" if heads.tags == 1 else "tagging"
     return "question" if heads.question else "choice" if heads.choices else ""
-
-
-def _is_task(task: Mapping[str, Any], outputs: int) -> bool:
-    """Returns whether a task has a name, and a label for each output or none at all."""
-    labels = task.get("labels")
-    if not isinstance(task.get("name"), str) or not isinstance(labels, list):
-        return False
-    return len(labels) in (0, outputs) and all(isinstance(label, str) for label in labels)

@@ -1,6 +1,6 @@
-"""The parameters from which a run starts, its architecture, and the teacher of a distillation.
+"""Prepares a run's initial parameters and architecture, and the teacher of a distillation.
 
-A run reads `open_initial`, `architecture` and `initial_params` in this order; `distilled` and `distilled_pretraining`
+A run calls `open_initial`, `architecture` and `initial_params` in this order; `distilled` and `distilled_pretraining`
 add a teacher to its objective.
 """
 
@@ -28,36 +28,37 @@ from bert_jax.train.objectives.distilled import TEACHER, Teacher
 from bert_jax.train.rules import ENCODER_STACK
 from bert_jax.train.workdir import checkpoint_folder, read_config
 
-# ModernBERT applies one dense layer and norm before whichever head it has, so a fine-tuned head's
-# layer starts from the one that the masked language model was pretrained with.
+# ModernBERT applies one dense layer and norm before any head, so a fine-tuned head's layer starts from the one that the
+# masked language model was pretrained with.
 _BEFORE_HEADS = {"pooler/dense": "mlm_head/transform", "pooler/norm": "mlm_head/norm"}
 
-# Heads whose outputs have a meaning only through the labels of their task.
+# Heads whose outputs get their meaning from a task's labels, by the task's key.
 _RELATION_HEADS = ("span_relations",)
-_LABEL_HEADS = ("classifier", "tagger", "crf", "question_head", "span_classifier", *_RELATION_HEADS)
-_LABELS, _RELATIONS = "labels", "relation_labels"  # keys of a task
+_LABEL_HEADS = {
+    "labels": ("classifier", "tagger", "crf", "question_head", "span_classifier", *_RELATION_HEADS),
+    "relation_labels": _RELATION_HEADS,
+}
 
 
 def open_initial(config: TrainConfig) -> LoadedModel | None:
-    """Opens init_from, as the model of its init_layers; returns None for a run from scratch.
+    """Opens init_from with its init_layers; returns None for a run from scratch.
 
     Raises UserError for init_layers without init_from, and whenever open_checkpoint and with_layers do.
     """
-    if not config.init_from:
-        if config.init_layers and not getattr(config, "branch_from", ""):  # a branch has the layers of its trunk
-            raise UserError(
-                f"init_layers is {config.init_layers}, but init_from is not set. Name the checkpoint that has the "
-                "layers with --config.init_from=CHECKPOINT, or omit init_layers"
-            )
-        return None
-    loaded = open_checkpoint(config.init_from, config.init_average, average_key="init_average")
-    return with_layers(loaded, config.init_layers) if config.init_layers else loaded
+    if config.init_from:
+        loaded = open_checkpoint(config.init_from, config.init_average, average_key="init_average")
+        return with_layers(loaded, config.init_layers) if config.init_layers else loaded
+    if config.init_layers and not getattr(config, "branch_from", ""):  # a branch has the layers of its trunk
+        raise UserError(
+            f"init_layers is {config.init_layers}, but init_from is not set. Name the checkpoint that has the layers "
+            "with --config.init_from=CHECKPOINT, or omit init_layers"
+        )
+    return None
 
 
 def architecture(config: PretrainConfig, vocab_size: int, loaded: LoadedModel | None) -> ModelConfig:
-    """Returns the architecture of a recipe for a tokenizer of vocab_size ids, or of its checkpoint with its changes.
+    """The architecture of a recipe, or of its checkpoint (the result of open_initial) with the recipe's changes.
 
-    loaded   what open_initial returns
     Raises UserError for the preset `checkpoint` without one, and for options that ModelConfig refuses.
     """
     if config.model.preset != sizes.FROM_CHECKPOINT:
@@ -71,11 +72,14 @@ def architecture(config: PretrainConfig, vocab_size: int, loaded: LoadedModel | 
 
 
 def with_layers(loaded: LoadedModel, layers: Sequence[int]) -> LoadedModel:
-    """The model of some layers of a checkpoint, numbered from 0, with everything else as it is.
+    """Selects some layers of a checkpoint, numbered from 0.
 
     A student that starts from every second layer of its teacher learns faster than one with random layers (DistilBERT;
-    Sanh et al. 2019, section 3). Raises UserError for layers that do not exist or are not in ascending order, and for
-    those whose kind of attention depends on their place, where the places would change it.
+    Sanh et al. 2019, section 3).
+
+    Raises:
+        UserError: Layers do not exist or are not in ascending order, or a layer's new place changes its attention or
+            its norm.
     """
     model, origin = loaded.model, loaded.origin or "the checkpoint"
     if model.encoder != "transformer":
@@ -85,9 +89,9 @@ def with_layers(loaded: LoadedModel, layers: Sequence[int]) -> LoadedModel:
             f"init_layers is {tuple(layers)}; use ascending numbers from 0 to {model.layers - 1}, the last layer of "
             f"{origin}"
         )
-    kinds = [(model.is_global(layer), layer == 0 and model.norm == "pre_but_first") for layer in layers]
-    new_kinds = [(model.is_global(place), place == 0 and model.norm == "pre_but_first") for place in range(len(layers))]
-    if kinds != new_kinds:
+    # Whether a layer has global attention, and a first norm, depends on its place.
+    kinds = [(model.is_global(layer), layer == 0 and model.norm == "pre_but_first") for layer in range(model.layers)]
+    if [kinds[layer] for layer in layers] != kinds[: len(layers)]:
         raise UserError(
             f"init_layers is {tuple(layers)}, but other layers of {origin} would then have global attention or no "
             f"first norm. Take whole groups of {model.global_every} layers, with layer 0 first"
@@ -109,62 +113,53 @@ def initial_params(
     task: Mapping[str, Any] | None = None,
     report: Callable[[str], None] = distributed.note,
 ) -> dict[str, np.ndarray]:
-    """Returns, by path, the parameters of a checkpoint that fit a run with this model, heads and vocabulary.
+    """Selects a checkpoint's parameters that fit a run with this model, heads and vocabulary, by path.
 
-    A head that the checkpoint lacks, or has with another number of classes, is initialized randomly, as are all heads
-    with labels if `task` differs in its `kind` or `labels` from the task that the checkpoint was fine-tuned for, and
-    the head of relations if only `relation_labels` differ. This is reported in one line. Raises UserError for
-    another architecture or another tokenizer.
+    A head is initialized randomly if the checkpoint lacks it, has it with another number of classes, or was fine-tuned
+    for a task of another kind or with other labels than `task`. This is reported in one line.
+
+    Raises:
+        UserError: The checkpoint has another architecture or another tokenizer.
     """
     origin = loaded.origin or "the checkpoint"
-    check_architecture(loaded.model, model, origin)
+    for name in ARCHITECTURE_FIELDS:
+        if getattr(loaded.model, name) != getattr(model, name):
+            raise UserError(
+                f"{origin} has another architecture: {name} is {getattr(loaded.model, name)}, but the configuration "
+                f"has {getattr(model, name)}. Change config.model, or set init_from to another checkpoint"
+            )
     if loaded.vocabulary.content_hash != vocabulary.content_hash:
         raise UserError(
             f"{origin} was trained with another tokenizer than the one of this run's data. Build the data with "
             f"--tokenizer={origin}, or set init_from to another checkpoint"
         )
-    wanted = layers.flatten(abstract_params(model, heads))
-    held = dict(loaded.params)
+    expected = layers.flatten(abstract_params(model, heads))
+    params = dict(loaded.params)
     if model.pooler == "transform":
-        renamed = {
-            path.replace(old, new): value
-            for new, old in _BEFORE_HEADS.items()
-            for path, value in held.items()
-            if path.startswith(old + layers.SEPARATOR)
-        }
-        held = renamed | held
+        for new, old in _BEFORE_HEADS.items():
+            for path, value in loaded.params.items():
+                if path.startswith(old + layers.SEPARATOR):
+                    params.setdefault(path.replace(old, new), value)
+
+    # Heads with a meaning that the run's task does not share are dropped.
     reason = "not in the checkpoint"
-    if task and loaded.task and (key := _first_difference(task, loaded.task)):
-        dropped = _RELATION_HEADS if key == _RELATIONS else _LABEL_HEADS
-        held = {path: value for path, value in held.items() if path.split(layers.SEPARATOR)[0] not in dropped}
-        labels = ", ".join(loaded.task.get(key) or ["scores"])
-        reason += f" or specific to its task ({loaded.task['name']}: {labels:.80})"
-    params = {path: value for path, value in held.items() if path in wanted and wanted[path].shape == value.shape}
-    if fresh := [path for path in wanted if path not in params]:
+    if task and loaded.task:
+        other_kind = task["kind"] != loaded.task["kind"]
+        for key, names in _LABEL_HEADS.items():
+            if other_kind or tuple(task.get(key) or ()) != tuple(loaded.task.get(key) or ()):
+                params = {path: value for path, value in params.items() if path.split(layers.SEPARATOR)[0] not in names}
+                labels = ", ".join(loaded.task.get(key) or ["scores"])
+                reason += f" or specific to its task ({loaded.task['name']}: {labels:.80})"
+                break
+    params = {p: value for p, value in params.items() if p in expected and expected[p].shape == value.shape}
+    if fresh := [path for path in expected if path not in params]:
         report(f"starting from {as_typed(origin)}; initialized randomly, since {reason}: {', '.join(fresh)}")
     return params
 
 
-def check_architecture(got: ModelConfig, wanted: ModelConfig, origin: str = "the checkpoint") -> None:
-    """Raises UserError, naming the field, if a checkpoint's architecture differs from the configured one."""
-    for name in ARCHITECTURE_FIELDS:
-        if getattr(got, name) != getattr(wanted, name):
-            raise UserError(
-                f"{origin} has another architecture: {name} is {getattr(got, name)}, but the configuration has "
-                f"{getattr(wanted, name)}. Change config.model, or set init_from to another checkpoint"
-            )
-
-
-def _first_difference(task: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Returns the key of the labels that two tasks do not share; empty: tasks of one kind with equal labels."""
-    if task["kind"] != other["kind"]:
-        return _LABELS
-    return next((key for key in (_LABELS, _RELATIONS) if tuple(task.get(key) or ()) != tuple(other.get(key) or ())), "")
-
-
 @dataclass(frozen=True)
 class Distilled:
-    """What a run with a teacher trains: its objective, the teacher's parameters by path, and a line about it."""
+    """A run's objective with a teacher, the teacher's parameters by path, and a line about it."""
 
     objective: DistilledObjective
     constants: dict[str, np.ndarray]
@@ -191,10 +186,10 @@ def distilled(
     heads: Heads,
     **options: Any,
 ) -> Distilled:
-    """An objective with a teacher, whose outputs are those of `heads`.
+    """Adds a teacher to an objective; `heads` compute its outputs.
 
-    Raises UserError where the checkpoint lacks a parameter of these heads, for layers that cannot be compared, and for
-    a causal model with one that is not, since they see other tokens.
+    Raises UserError for layers that cannot be compared, and if only one of the two models is causal, since they see
+    different tokens.
     """
     teacher = loaded.model
     if teacher.causal != student.causal or teacher.directions != student.directions:
@@ -205,16 +200,11 @@ def distilled(
         )
     pairs = config.pairs(student.layers, teacher.layers)
     projection = teacher.width if pairs and teacher.width != student.width else 0
-    wanted = layers.flatten(abstract_params(teacher, heads))
-    if missing := [path for path in wanted if path not in loaded.params]:
-        raise UserError(
-            f"distill.teacher={config.teacher} lacks {missing[0]}, which its soft targets need. Use a teacher that has "
-            "it, or only its hidden states: --config.distill.soft_weight=0 --config.distill.hidden_weight=1"
-        )
-    count = sum(leaf.size for leaf in wanted.values())
+    params = {path: loaded.params[path] for path in layers.flatten(abstract_params(teacher, heads))}
+    count = sum(value.size for value in params.values())
     return Distilled(
         kind(base, Teacher(teacher, heads), config, pairs, projection, **options),
-        {f"{TEACHER}/{path}": loaded.params[path] for path in wanted},
+        {f"{TEACHER}/{path}": value for path, value in params.items()},
         f"teacher: {config.teacher}, {teacher.layers} layers of width {teacher.width}, {count:,} parameters",
     )
 
@@ -226,10 +216,10 @@ def distilled_pretraining(
     vocabulary: Vocabulary,
     datasets: Sequence[Dataset],
 ) -> Distilled | None:
-    """The pretraining objective with the teacher of config.distill; None without one.
+    """Adds the teacher of config.distill to a pretraining objective; returns None without one.
 
-    Raises UserError for an objective that is not masked language modeling, for a teacher that does not read these rows,
-    and for keys that have no effect.
+    Raises UserError for an objective other than masked language modeling, a teacher that cannot read these rows, and
+    keys that have no effect.
     """
     settings = config.distill
     settings.check_unused()

@@ -1,7 +1,4 @@
-"""LoadedModel, the common form of a model that was read from any kind of checkpoint, and two changes of it.
-
-`part_of` takes the discriminator or the generator of an ELECTRA run; `with_target_scale` changes a regression's scale.
-"""
+"""LoadedModel, the common form of a model from any checkpoint, and two ways to change it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,48 +18,36 @@ from bert_jax.tokenization.vocabulary import Vocabulary
 MOVING_AVERAGE = "ema"
 PARTS = ("discriminator", "generator")
 _EMBEDDINGS, _PROJECTION, _GENERATOR = "embeddings/", "embeddings/projection/", "generator/"
-# The heads of regressions, by the kind of task.
-_REGRESSION_HEADS = {"regression": "classifier", "token_regression": "tagger"}
+_REGRESSION_HEADS = {"regression": "classifier", "token_regression": "tagger"}  # by kind of task
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model in host memory: float32 parameters by path, as bert_jax.model.bert names them.
-
-    task        of a fine-tuned model: name, kind, labels and options (bert_jax/tasks)
-    dtype       of the file that the parameters come from; they are float32 here in any case
-
-    The remaining fields are for messages and the model card, and empty if unknown:
-
-    origin      the path that was opened
-    average     which average of a run's parameters these are (open_checkpoint.read_params); empty for none
-    training    the configuration of the run
-    data        what the shards of a pretraining run held (bert_jax/data/phases.py)
-    metrics     result.json of the run
-    """
+    """A model in host memory: float32 parameters by path, as bert_jax.model.bert names them."""
 
     model: ModelConfig
     heads: Heads
     params: Mapping[str, np.ndarray]
     vocabulary: Vocabulary
-    task: Mapping[str, Any] | None = None
+    task: Mapping[str, Any] | None = None  # a fine-tuned model's name, kind, labels and options (bert_jax/tasks)
     step: int = 0
-    dtype: str = "float32"
-    origin: str = ""
-    average: str = ""
-    training: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    data: Sequence[Mapping[str, Any]] = ()
+    dtype: str = "float32"  # in the file that was read; parameters are float32 here in any case
+
+    # For messages and the model card; empty if unknown.
+    origin: str = ""  # the path that was opened
+    average: str = ""  # the average of a run's parameters that was read (open_checkpoint.read_params)
+    training: Mapping[str, Any] = field(default_factory=dict)  # the run's configuration
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # the run's result.json
+    data: Sequence[Mapping[str, Any]] = ()  # the contents of a pretraining run's shards (bert_jax/data/phases.py)
 
     def rounded(self, dtype: str) -> "LoadedModel":
-        """Returns the model with parameters rounded to a dtype, in which the Hugging Face format then stores them."""
-        narrow = jnp.dtype(dtype)
-        params = {path: value.astype(narrow).astype(np.float32) for path, value in self.params.items()}
+        """Rounds parameters to a dtype, in which the Hugging Face format then stores them."""
+        params = {path: value.astype(jnp.dtype(dtype)).astype(np.float32) for path, value in self.params.items()}
         return replace(self, params=params, dtype=dtype)
 
 
 def load_vocabulary(directory: Path, model: ModelConfig, config_file: str = "config.json") -> Vocabulary:
-    """Reads a model's vocabulary. Raises UserError if it has ids that the model's token table lacks."""
+    """Reads a model's vocabulary. Raises UserError if it has more tokens than the model."""
     words = vocabulary.load(directory)
     if words.vocab_size > model.vocab_size:
         raise UserError(
@@ -73,10 +58,9 @@ def load_vocabulary(directory: Path, model: ModelConfig, config_file: str = "con
 
 
 def part_of(loaded: LoadedModel, part: str) -> LoadedModel:
-    """Returns the discriminator or the generator of a model that was trained with config.objective=replaced_tokens.
+    """Selects the discriminator or the generator of a model trained with config.objective=replaced_tokens.
 
-    The generator has the embeddings that both share. Raises UserError for an unknown part, and for a model without a
-    generator.
+    Raises UserError for an unknown part, and for a model without a generator.
     """
     if part not in PARTS:
         raise UserError(f"unknown --part {part}; choose from {', '.join(PARTS)}")
@@ -87,7 +71,7 @@ def part_of(loaded: LoadedModel, part: str) -> LoadedModel:
     if part == "discriminator":
         params = {path: value for path, value in loaded.params.items() if not path.startswith(_GENERATOR)}
         return replace(loaded, heads=replace(loaded.heads, generator=0), params=params)
-    # The generator reads the discriminator's embeddings through a projection of its own.
+    # Both parts share the embeddings, but the generator reads them through its own projection.
     params = {
         path: value
         for path, value in loaded.params.items()
@@ -102,7 +86,7 @@ def part_of(loaded: LoadedModel, part: str) -> LoadedModel:
 
 
 def with_target_scale(loaded: LoadedModel, mean: float = 0.0, std: float = 1.0) -> LoadedModel:
-    """Returns a regression with a head that predicts (target - mean) / std, and other models unchanged.
+    """Changes a regression to predict (target - mean) / std; returns other models unchanged.
 
     By default it predicts the target itself, for formats whose programs know no scale.
     """

@@ -1,4 +1,4 @@
-"""Renders the README.md of an exported model: what it is, its data, training, scores and limits, how to load it.
+"""Renders an exported model's README.md: its data, training, scores and limits, and how to load it.
 
 A card is published, so it names files and folders by the last part of their paths.
 """
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from bert_jax.interop.family import Family, parts_of
+from bert_jax.interop.family import Family, head_names
 from bert_jax.interop.loaded_model import MOVING_AVERAGE, LoadedModel
 from bert_jax.model.layers import unflatten
 from bert_jax.storage import hub
@@ -18,7 +18,7 @@ from bert_jax.train.metrics import duration
 from bert_jax.train.optim import overrides_weight_decay
 from bert_jax.train.workdir import CHECKPOINTS
 
-TRANSFORMERS, SENTENCE_TRANSFORMERS = "transformers", "sentence-transformers"  # the Hub's names of libraries
+TRANSFORMERS, SENTENCE_TRANSFORMERS = "transformers", "sentence-transformers"  # as the Hub names the libraries
 
 # The Hub's task names by head; the first head that a model has decides.
 _PIPELINES = {
@@ -30,7 +30,7 @@ _PIPELINES = {
     "lm": "text-generation",
 }
 
-# The keys of result.json that describe the training and not the scores.
+# Keys of result.json that describe the training and not the scores.
 _EFFORT = {"step": "steps taken", "tokens": "tokens seen", "seconds": "time of training"}
 _RULES = "optimizer.decays"  # regular expressions, shown as code
 # The settings that a card names if they are set, by configuration key.
@@ -60,10 +60,10 @@ _SETTINGS = (
     "seed",
 )
 
-# Values of settings that change nothing and are not listed; `steps` is the usual data.mask_shape.
-_UNNAMED = (None, "", "auto", "none", "steps", 0, 0.0)
+# Values that change nothing and are not listed; `steps` is the usual data.mask_shape.
+_UNNAMED = (None, "", {}, "auto", "none", "steps", 0, 0.0)
 
-# What a card says of masks for objectives that do not use those of the shards.
+# The masks of objectives that ignore the shards' masks.
 _OWN_MASKS = {"causal": "none", "diffusion": "random rates"}
 
 _WITH_BERT_JAX = "bert_jax takes the folder as `--checkpoint`, `--config.init_from`, or through `bert-jax convert`."
@@ -72,28 +72,34 @@ _WITH_SENTENCE_TRANSFORMERS = (
     'vectors = SentenceTransformer("PATH").encode(["A sentence.", "Another one."])\n```\n\n' + _WITH_BERT_JAX
 )
 
-UNLABELLED = {"question": "a span of the context", "embedding": "a vector of each text"}  # answers by kind
+UNLABELLED = {"question": "a span of the context", "embedding": "a vector of each text"}  # answers by kind of task
 
 
-def render(loaded: LoadedModel, family: Family, architecture: str, parameters: int, loading: str) -> str:
-    """Returns the model card as Markdown. Sections without known content are left out.
+def render(loaded: LoadedModel, family: Family, class_name: str, parameters: int, loading: str) -> str:
+    """Renders the model card as Markdown. Sections without known content are left out.
 
-    loading    TRANSFORMERS or SENTENCE_TRANSFORMERS, or the section on how to load the model in another way
+    `parameters` is their number. `loading` is TRANSFORMERS or SENTENCE_TRANSFORMERS, or a section on how to load the
+    model in another way.
     """
     model = loaded.model
-    has = parts_of(loaded.heads)
+    names = head_names(loaded.heads)
     library = TRANSFORMERS
-    pipeline = next((name for part, name in _PIPELINES.items() if part in has), "feature-extraction")
+    pipeline = next((name for part, name in _PIPELINES.items() if part in names), "feature-extraction")
     if loading == TRANSFORMERS:
         loading = (
-            f"```python\nfrom transformers import AutoTokenizer, {architecture}\n\n"
+            f"```python\nfrom transformers import AutoTokenizer, {class_name}\n\n"
             'tokenizer = AutoTokenizer.from_pretrained("PATH")\n'
-            f'model = {architecture}.from_pretrained("PATH")\n```\n\n' + _WITH_BERT_JAX
+            f'model = {class_name}.from_pretrained("PATH")\n```\n\n' + _WITH_BERT_JAX
         )
     elif loading == SENTENCE_TRANSFORMERS:
         library, pipeline, loading = SENTENCE_TRANSFORMERS, "sentence-similarity", _WITH_SENTENCE_TRANSFORMERS
     kind = "language model (left to right)" if model.causal else "encoder"
     case = "uncased" if loaded.vocabulary.lowercase else "cased"
+    average = ""
+    if loaded.average == MOVING_AVERAGE:
+        average = " The weights are a moving average over the training steps."
+    elif loaded.average:
+        average = f" The weights are the mean of the last {loaded.average.partition(':')[2]} checkpoints."
     task = []
     if loaded.task is not None:
         unlabelled = UNLABELLED.get(loaded.task["kind"], "a number")
@@ -101,16 +107,16 @@ def render(loaded: LoadedModel, family: Family, architecture: str, parameters: i
         task = ["## Task", f"{loaded.task['name']} ({loaded.task['kind']}). Answers: {labels}."]
     sections = [
         f"---\nlibrary_name: {library}\npipeline_tag: {pipeline}\ntags:\n- {family.model_type}\n- bert_jax\n---",
-        f"# {architecture}",
+        f"# {class_name}",
         f"A {family.title} {kind} of {model.layers} layers, width {model.width}, {model.heads} attention heads and "
         f"{parameters:,} parameters, for up to {model.max_positions} tokens, with an {case} "
         f"{KINDS[loaded.vocabulary.kind]} vocabulary of {loaded.vocabulary.vocab_size:,}. Exported by bert_jax"
         + (f" after {loaded.step:,} steps of training." if loaded.step else ".")
-        + _average_sentence(loaded.average),
+        + average,
         *task,
         *_data_section(loaded),
-        *_section("Training", ("setting", "value"), list(_training_rows(loaded).items())),
-        *_section("Evaluation", ("metric", "value"), list(_score_rows(loaded.metrics).items())),
+        *_section("Training", ("setting", "value"), _training_rows(loaded)),
+        *_section("Evaluation", ("metric", "value"), list(_scores(loaded.metrics).items())),
         "## How to load it",
         loading,
         "## Limits",
@@ -119,80 +125,59 @@ def render(loaded: LoadedModel, family: Family, architecture: str, parameters: i
     return "\n\n".join(sections) + "\n"
 
 
-def _average_sentence(average: str) -> str:
-    if not average:
-        return ""
-    if average == MOVING_AVERAGE:
-        return " The weights are a moving average over the training steps."
-    return f" The weights are the mean of the last {average.partition(':')[2]} checkpoints."
-
-
 def _data_section(loaded: LoadedModel) -> list[str]:
-    """The sources of pretraining, or the numbers of examples of fine-tuning."""
+    """The sources for pretraining, or the numbers of examples for fine-tuning."""
     if loaded.task is not None:
         counts = loaded.metrics.get("counts", {})
-        parts = [
-            (part, count["examples"], count.get("tokens"))
-            for part, count in counts.items()
-            if count.get("examples") is not None
-        ]
-        return _section("Data", ("part", "examples", "tokens"), parts)
-    if not loaded.data:
-        return []
-    several = len(loaded.data) > 1
+        rows = [(part, count["examples"], count.get("tokens")) for part, count in counts.items()]
+        return _section("Data", ("part", "examples", "tokens"), [row for row in rows if row[1] is not None])
     columns = ("source", "share of the rows", "documents", "tokens", "positions in a row", "objective", "masking")
-    rows = [
-        (
-            source["name"] + (f", from step {source['from_step']:,}" if source["from_step"] else ""),
-            f"{source['share']:.1%}",
-            source["documents"],
-            source["tokens"],
-            source["seq_len"],
-            source["objective"],
-            _masking(loaded, source["masking"]),
-        )
-        for source in loaded.data
-    ]
-    files = []
+    sources, files = [], []
     for source in loaded.data:
+        start = f", from step {source['from_step']:,}" if source["from_step"] else ""
+        counts = [source[key] for key in ("documents", "tokens", "seq_len", "objective")]
+        masks = _masks(loaded, source["masking"])
+        sources.append((f"{source['name']}{start}", f"{source['share']:.1%}", *counts, masks))
         names = ", ".join(f"`{name}`" for name in source["input"])
         more = source["input_files"] - len(source["input"])
-        start = f"{source['name']}: " if several else "Read from "
-        files.append(f"{start}{names} and {more:,} more files." if more else f"{start}{names}.")
-    return [*_section("Data", columns, rows), "\n".join(f"- {line}" for line in files) if several else files[0]]
+        files.append(
+            (f"- {source['name']}: " if len(loaded.data) > 1 else "Read from ")
+            + names
+            + (f" and {more:,} more files." if more else ".")
+        )
+    return [*_section("Data", columns, sources), "\n".join(files)] if sources else []
 
 
-def _masking(loaded: LoadedModel, masking: Mapping[str, Any]) -> str:
-    """The masks of a source in training, whose rate is that of the shards unless the run had its own."""
+def _masks(loaded: LoadedModel, masking: Mapping[str, Any]) -> str:
+    """A source's masks in training. Their rate is the shards' unless the run had its own."""
     objective = loaded.training.get("objective", "auto")
     if loaded.model.causal or loaded.model.directions > 1:
         objective = "causal"
     if objective in _OWN_MASKS or not masking["rate"]:
         return _OWN_MASKS.get(objective, "none")
     data = loaded.training.get("data") or {}
-    if schedule := data.get("mask_schedule"):
-        rate = f"rates {schedule}"
-    else:
-        rate = f"{data.get('mask_rate') or masking['rate']:.0%}"
+    schedule = data.get("mask_schedule")
+    rate = f"rates {schedule}" if schedule else f"{data.get('mask_rate') or masking['rate']:.0%}"
     return f"{masking['kind']}, {rate}, unit {masking['unit']}"
 
 
-def _training_rows(loaded: LoadedModel) -> dict[str, Any]:
-    """The most important settings of the run by configuration key, and what it took."""
+def _training_rows(loaded: LoadedModel) -> list[tuple[str, Any]]:
+    """The run's most important settings by configuration key, and its effort."""
     paths = _PATHS if loaded.data else (*_PATHS, *_DATA)
     rules = (loaded.training.get("optimizer") or {}).get("decays") or {}
     overridden = "optimizer.weight_decay" if overrides_weight_decay(rules, unflatten(loaded.params)) else ""
-    rows = {}
+    rows = []
     for key in (*paths, *_SETTINGS):
         value: Any = loaded.training
         for part in key.split("."):
             value = value[part] if isinstance(value, Mapping) and part in value else None
-        value = _without_folders(value) if key in paths and value else value
+        if key in paths and value:
+            value = _without_folders(value)
         if value not in _UNNAMED and key != overridden:
-            rows[key] = f"`{value}`" if key == _RULES else value
+            rows.append((key, f"`{value}`" if key == _RULES else value))
     for name, title in _EFFORT.items():
         if value := loaded.metrics.get(name):
-            rows[title] = duration(value) if name == "seconds" else f"{value:,}"
+            rows.append((title, duration(value) if name == "seconds" else f"{value:,}"))
     return rows
 
 
@@ -211,49 +196,43 @@ def _without_folders(value: Any) -> Any:
     return f"{run}, step {last}" if run and folder == CHECKPOINTS else last
 
 
-def _score_rows(metrics: Mapping[str, Any]) -> dict[str, str]:
+def _scores(metrics: Mapping[str, Any]) -> dict[str, str]:
     """The scores of result.json by name: numbers, and the mean and standard deviation of several seeds."""
-    rows: dict[str, str] = {}
+    scores: dict[str, str] = {}
     for name, value in metrics.items():
         if name in (*_EFFORT, "steps", "counts", "start", "best"):
             continue
-        if isinstance(value, Mapping) and "mean" in value:  # a metric of a task
-            rows |= {name: score} if not is_threshold(name) and (score := _seeds_score(value)) else {}
-        elif isinstance(value, Mapping):
-            rows |= _score_rows(value)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            rows[name] = _plain(value)
-    return rows
-
-
-def _seeds_score(values: Mapping[str, Any]) -> str:
-    if values["mean"] is None:
-        return ""
-    spread = f" ± {_plain(values['std'])}" if values.get("std") is not None else ""
-    seeds = len(values.get("values", ()))
-    return _plain(values["mean"]) + spread + (f" ({seeds} seeds)" if seeds > 1 else "")
+        if not isinstance(value, Mapping):
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                scores[name] = _number(value)
+        elif "mean" not in value:
+            scores |= _scores(value)
+        elif value["mean"] is not None and not is_threshold(name):  # a metric of a task
+            spread = f" ± {_number(value['std'])}" if value.get("std") is not None else ""
+            seeds = len(value.get("values", ()))
+            scores[name] = _number(value["mean"]) + spread + (f" ({seeds} seeds)" if seeds > 1 else "")
+    return scores
 
 
 def _limits(loaded: LoadedModel) -> list[str]:
-    """What a user should not expect of the model, as far as the run tells."""
-    limits = []
-    longest = max((source["seq_len"] for source in loaded.data), default=0)
-    if 0 < longest < loaded.model.max_positions:
-        limits.append(
+    """The model's limits, as far as its run shows them."""
+    longest = max((source["seq_len"] for source in loaded.data), default=loaded.model.max_positions)
+    limits = (
+        (
+            longest < loaded.model.max_positions,
             f"It was trained on rows of up to {longest} tokens. It accepts {loaded.model.max_positions}, but was not "
-            "measured on longer texts."
-        )
-    if loaded.vocabulary.lowercase:
-        limits.append("It does not distinguish capital letters.")
-    if loaded.data and any(source["held_out_documents"] for source in loaded.data):
-        limits.append(
-            "Held-out documents come from the sources that it was trained on. Other text is harder to predict."
-        )
-    if loaded.metrics:
-        limits.append("It was not evaluated beyond the figures above.")
-    else:
-        limits.append("No evaluation of it is known.")
-    return [*limits, "It reproduces its training text, including mistakes and bias."]
+            "measured on longer texts.",
+        ),
+        (loaded.vocabulary.lowercase, "It does not distinguish capital letters."),
+        (
+            any(source["held_out_documents"] for source in loaded.data),
+            "Held-out documents come from the sources that it was trained on. Other text is harder to predict.",
+        ),
+        (loaded.metrics, "It was not evaluated beyond the figures above."),
+        (not loaded.metrics, "No evaluation of it is known."),
+        (True, "It reproduces its training text, including mistakes and bias."),
+    )
+    return [limit for applies, limit in limits if applies]
 
 
 def _section(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
@@ -270,5 +249,5 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value).replace("|", r"\|")
 
 
-def _plain(value: float) -> str:
+def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"

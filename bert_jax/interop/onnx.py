@@ -1,9 +1,9 @@
 """Writes a model as an ONNX program for onnxruntime: a folder of model.onnx, config.json, tokenizer files, README.md.
 
-`write` is the entry point, at the top, and shows the steps: `convert` traces the model's outputs and converts them with
-jax2onnx, `differences` compares the program with the model in onnxruntime, and `quantize` rounds it to int8. `folded`,
-at the end, simplifies the traced function first. Inputs and outputs have the names and dtypes of transformers. Only
-models that have a Hugging Face format are written, since users of such folders expect its config.json.
+`write`, at the top, shows the steps: `convert` traces the model's outputs and converts them with jax2onnx,
+`differences` compares the program with the model in onnxruntime, and `_quantize` rounds it to int8. `folded`, at the
+end, first simplifies the traced function. Inputs and outputs have the names and dtypes of transformers. Only models
+with a Hugging Face format are written, since users of such folders expect its config.json.
 """
 
 import contextlib
@@ -22,20 +22,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jaxtyping import Array
 
 from bert_jax.errors import UserError, install_hint
-from bert_jax.interop import huggingface_export, sentence_transformers
+from bert_jax.interop import huggingface_export, sentence_transformers, stablehlo
 from bert_jax.interop.huggingface import ONNX_FILE
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.interop.stablehlo import (
-    ATTENTION,
-    Outputs,
-    Program,
-    has_predictions,
-    hidden_states,
-    input_names,
-    predictions,
-    symbolic_sizes,
-    text_vectors,
-)
+from bert_jax.interop.stablehlo import Outputs, Program, input_names
 from bert_jax.model.runtime import Runtime
 from bert_jax.storage.files import atomic_folder
 
@@ -48,12 +38,12 @@ TENSORS_LIMIT = 2**31 - 2**26
 TOKEN_TYPES = {"segment_ids": "token_type_ids"}
 # Names in bert_jax and in transformers; the logits of one head alone are `logits`.
 _OUTPUTS = {"last": "last_hidden_state", "pooled": "pooler_output", "vector": "sentence_embedding"}
-# Of the outputs of float32, relative to the largest of them if that is above 1.
+# The error allowed in float32 outputs, relative to the largest value if that is above 1.
 TOLERANCE = 1e-4
-# The parameter that holds the function of a call, by primitive. Derivatives that a call defines are left out.
+# The parameter that holds a call's function, by primitive. Derivatives that a call defines are left out.
 _CALLED = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
-
+# The model card's section on how to run the program.
 _LOADING = f"""```python
 import onnxruntime
 from transformers import AutoTokenizer
@@ -72,7 +62,7 @@ _DIFFERENCES = """any batch size and length. Largest differences from bert_jax's
 
 
 class Difference(NamedTuple):
-    """The largest difference of an output from the model's, and the largest absolute value of the model's."""
+    """An output's largest difference from the model's output, and the largest absolute value of the latter."""
 
     error: float
     largest: float
@@ -92,14 +82,18 @@ def check_installed() -> None:
 
 
 def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") -> dict[str, Difference]:
-    """Writes a program to a new folder, which appears complete or not at all, and returns its differences by output.
+    """Writes a program in float32 or int8 to a new folder, and returns its differences by output.
 
-    dtype is float32 or int8. The float32 program is compared with the model in onnxruntime before the folder appears.
-    A model that was fine-tuned for vectors is written as a sentence-transformers folder with the output
-    `sentence_embedding`. Raises UserError if a package is missing, the folder exists, the program differs from the
-    model by more than TOLERANCE, and for a model that has no Hugging Face format or is one of multiple choice.
+    The folder appears complete or not at all, after the float32 program was compared with the model in onnxruntime. A
+    model that was fine-tuned for vectors becomes a sentence-transformers folder with the output `sentence_embedding`.
+
+    Raises:
+        UserError: A package is missing, the folder exists, the model has no Hugging Face format or is one of multiple
+            choice, or the program differs from the model by more than TOLERANCE.
     """
     check_installed()
+    import onnx
+
     if loaded.heads.choices:
         raise UserError("--format onnx does not write models of multiple choice. Use --format hf or stablehlo")
     settings = None
@@ -111,59 +105,49 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
     program = convert(loaded, compute)
     with atomic_folder(directory) as unfinished:
         file = unfinished / (ONNX_FILE if dtype == "float32" else "float32.onnx")
-        in_two_files = save(program, file)
+        large = sum(4 * math.prod(tensor.dims) for tensor in program.graph.initializer) > TENSORS_LIMIT
+        onnx.save_model(program, file, save_as_external_data=large, location=f"{file.name}.data" if large else None)
         measured = differences(file, loaded, compute)
-        _check(measured)
+        _check(measured, TOLERANCE, "and use --format stablehlo")
         if dtype == "int8":
-            quantize(file, unfinished / ONNX_FILE, in_two_files=in_two_files)
-            for written in unfinished.glob(f"{file.name}*"):
-                written.unlink()
+            _quantize(file, unfinished / ONNX_FILE, in_two_files=large)
+            for temporary in unfinished.glob(f"{file.name}*"):
+                temporary.unlink()
             measured = differences(unfinished / ONNX_FILE, loaded, compute)
-            _check_finite(measured)
-        parameters = sum(value.size for value in loaded.params.values())
-        loading = _loading(dtype, measured)
-        huggingface_export.write_description(loaded, unfinished, "float32", parameters, loading, settings)
+            # No bound on the error of 8 bits fits all models, so the model card states it.
+            _check(measured, math.inf, "and use --dtype float32")
+        rows = (f"| {name} | {difference[0]:.1e} | {difference[1]:.1e} |" for name, difference in measured.items())
+        loading = _LOADING + "\n".join((f"Parameters are {dtype}; {_DIFFERENCES}", *rows))
+        count = sum(value.size for value in loaded.params.values())
+        huggingface_export.write_description(loaded, unfinished, "float32", count, loading, settings)
     return measured
 
 
-def _check(measured: Mapping[str, Difference]) -> None:
-    for name, one in measured.items():
-        if not one.relative <= TOLERANCE:  # also where it is not a number
+def _check(measured: Mapping[str, Difference], tolerance: float, advice: str) -> None:
+    for name, difference in measured.items():
+        # Not a number is refused, too; infinity is not below an infinite tolerance.
+        if not (difference.relative <= tolerance and math.isfinite(difference.error)):
             raise UserError(
-                f"the ONNX program's {name} differs from the model's by {one.error:.1e} (largest value "
-                f"{one.largest:.1e}), so it is not written. Report this, and use --format stablehlo"
+                f"the ONNX program's {name} differs from the model's by {difference.error:.1e} (largest value "
+                f"{difference.largest:.1e}), so it is not written. Report this, {advice}"
             )
-
-
-def _check_finite(measured: Mapping[str, Difference]) -> None:
-    """8 bits have no error that all models keep; the description says what it is."""
-    for name, one in measured.items():
-        if not math.isfinite(one.error):
-            raise UserError(
-                f"in int8, the ONNX program's {name} is not finite, so it is not written. Report this, and use "
-                "--dtype float32"
-            )
-
-
-def _loading(dtype: str, measured: Mapping[str, Difference]) -> str:
-    """Returns the section of the model card that shows how to run the program."""
-    rows = (f"| {name} | {one.error:.1e} | {one.largest:.1e} |" for name, one in measured.items())
-    return _LOADING + "\n".join((f"Parameters are {dtype}; {_DIFFERENCES}", *rows))
 
 
 def named_outputs(loaded: LoadedModel, settings: Mapping[str, Any] | None = None) -> Program:
-    """Returns the program of a model's outputs by their names in transformers; settings are those of text_vectors.
+    """The program of a model's outputs by their names in transformers.
 
     A head has `logits`; one of answers has `start_logits` and `end_logits`, and next sentence prediction next to
     another head has `seq_relationship_logits`. A model without heads has `last_hidden_state`, and `pooler_output` if it
-    has a pooler; one with settings has `last_hidden_state` and `sentence_embedding`.
+    has a pooler; one with settings (text_vectors) has `last_hidden_state` and `sentence_embedding`.
     """
     # Unrolled, so that each layer's parameters are constants of the program, which can be quantized.
-    runtime = Runtime(attention=ATTENTION, layer_loop="unrolled", platform="cpu")
+    runtime = Runtime(attention=stablehlo.ATTENTION, layer_loop="unrolled", platform="cpu")
     if settings:
-        program = text_vectors(loaded, runtime, settings)
+        program = stablehlo.text_vectors(loaded, runtime, settings)
+    elif stablehlo.has_predictions(loaded.heads):
+        program = stablehlo.predictions(loaded, runtime)
     else:
-        program = (predictions if has_predictions(loaded.heads) else hidden_states)(loaded, runtime)
+        program = stablehlo.hidden_states(loaded, runtime)
 
     def compute(parameters: dict[str, Array], inputs: dict[str, Array]) -> Outputs:
         outputs = program(parameters, inputs)
@@ -176,11 +160,12 @@ def named_outputs(loaded: LoadedModel, settings: Mapping[str, Any] | None = None
 
 
 def convert(loaded: LoadedModel, compute: Program) -> Any:
-    """Returns the program as an onnx.ModelProto: any batch size, any length up to the model's positions.
+    """Converts the program to an onnx.ModelProto for any batch size and any length up to the model's positions.
 
     Inputs are int64[batch, length], outputs float32.
     """
     import jax2onnx
+    import onnx
 
     names = input_names(loaded)
     parameters = {path: jnp.asarray(value) for path, value in loaded.params.items()}
@@ -188,7 +173,7 @@ def convert(loaded: LoadedModel, compute: Program) -> Any:
     def run(*inputs: Array) -> Outputs:
         return compute(parameters, dict(zip(names, inputs, strict=True)))
 
-    shapes = [jax.ShapeDtypeStruct(symbolic_sizes(loaded), jnp.int32)] * len(names)
+    shapes = [jax.ShapeDtypeStruct(stablehlo.symbolic_sizes(loaded), jnp.int32)] * len(names)
     traced, outputs = jax.make_jaxpr(run, return_shape=True)(*shapes)
     order = sorted(outputs)  # the order of the leaves of a dict
     with _quietly():
@@ -202,39 +187,49 @@ def convert(loaded: LoadedModel, compute: Program) -> Any:
         )
     program.ir_version = IR_VERSION
     program.producer_name = "bert_jax"
-    del program.graph.value_info[:]  # numbered symbols; a runtime infers these shapes itself
-    for value, name in zip(program.graph.output, order, strict=True):
-        _set_shape(value, outputs[name].shape)
-    _widen_inputs(program.graph)
-    _simplify_products(program.graph)
+    graph = program.graph
+    del graph.value_info[:]  # numbered symbols; a runtime infers these shapes itself
+    for value, name in zip(graph.output, order, strict=True):
+        del value.type.tensor_type.shape.dim[:]
+        for size in outputs[name].shape:
+            kind = {"dim_value": size} if isinstance(size, int) else {"dim_param": str(size)}
+            value.type.tensor_type.shape.dim.add(**kind)
+    # Inputs are int64, the dtype of tokenizers; JAX computes with int32.
+    narrow = {value.name: f"{value.name}_int32" for value in graph.input}
+    for node in graph.node:
+        node.input[:] = [narrow.get(name, name) for name in node.input]
+    for value in graph.input:
+        value.type.tensor_type.elem_type = onnx.TensorProto.INT64
+    casts = [onnx.helper.make_node("Cast", [wide], [name], to=onnx.TensorProto.INT32) for wide, name in narrow.items()]
+    _replace(graph.node, [*casts, *graph.node])
+    # jax2onnx writes matmuls as products plus 0 times a bias, but onnxruntime quantizes plain products only.
+    for node in graph.node:
+        values = {attribute.name: attribute.f or attribute.i for attribute in node.attribute}
+        if node.op_type == "Gemm" and values == {"alpha": 1.0, "beta": 0.0}:
+            node.op_type = "MatMul"
+            del node.attribute[:], node.input[2:]
+    used = {name for node in graph.node for name in node.input}
+    _replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in used])
     return program
 
 
-def save(program: Any, path: Path) -> bool:
-    """Writes a program to a file, or its tensors to a second one if they do not fit the first, and returns whether."""
-    import onnx
-
-    in_two_files = sum(4 * math.prod(tensor.dims) for tensor in program.graph.initializer) > TENSORS_LIMIT
-    if in_two_files:
-        onnx.save_model(program, path, save_as_external_data=True, location=f"{path.name}.data")
-    else:
-        onnx.save_model(program, path)
-    return in_two_files
+def _replace(repeated: Any, values: list[Any]) -> None:
+    """Sets a repeated field of a protobuf message, which allows no assignment."""
+    del repeated[:]
+    repeated.extend(values)
 
 
-def quantize(source: Path, target: Path, *, in_two_files: bool) -> None:
-    """Writes the program with its matrices in int8; onnxruntime chooses the scales of activations for each batch.
-
-    Each column of a matrix has its own scale. Weights use 7 of the 8 bits, so that processors without instructions for
-    8-bit dot products do not saturate, and give the same results as others (onnxruntime's guide to quantization).
-    """
+def _quantize(source: Path, target: Path, *, in_two_files: bool) -> None:
+    """Writes the program with its matrices in int8; onnxruntime chooses the scales of activations for each batch."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with _quietly():
         quantize_dynamic(
             source,
             target,
-            per_channel=True,
+            per_channel=True,  # a scale for each column of a matrix
+            # Weights use 7 of the 8 bits, so that processors without instructions for 8-bit dot products do not
+            # saturate, and give the same results as others (onnxruntime's guide to quantization).
             reduce_range=True,
             weight_type=QuantType.QInt8,
             use_external_data_format=in_two_files,
@@ -242,9 +237,9 @@ def quantize(source: Path, target: Path, *, in_two_files: bool) -> None:
 
 
 def differences(path: Path, loaded: LoadedModel, compute: Program) -> dict[str, Difference]:
-    """Returns how far the outputs of a file are from the model's, by name, for random tokens in rows of three lengths.
+    """Measures how far a file's outputs are from the model's, by name, for random tokens in rows of three lengths.
 
-    Of outputs of tokens, padding does not count.
+    Padding does not count in outputs by token.
     """
     import onnxruntime
 
@@ -260,53 +255,14 @@ def differences(path: Path, loaded: LoadedModel, compute: Program) -> dict[str, 
     names = [output.name for output in session.get_outputs()]
     wide = {TOKEN_TYPES.get(name, name): value.astype(np.int64) for name, value in inputs.items()}
     got = dict(zip(names, session.run(names, wide), strict=True))
-    return {name: _difference(got[name], expected[name], real) for name in sorted(expected)}
-
-
-def _difference(got: np.ndarray, expected: np.ndarray, real: np.ndarray) -> Difference:
-    if got.shape != expected.shape:
-        return Difference(np.inf, 0.0)
-    if expected.shape[:2] == real.shape:
-        got, expected = got[real], expected[real]
-    return Difference(float(np.abs(got - expected).max()), float(np.abs(expected).max()))
-
-
-def _set_shape(value: Any, shape: Sequence[Any]) -> None:
-    del value.type.tensor_type.shape.dim[:]
-    for size in shape:
-        dimension = value.type.tensor_type.shape.dim.add()
-        if isinstance(size, int):
-            dimension.dim_value = size
-        else:
-            dimension.dim_param = str(size)
-
-
-def _widen_inputs(graph: Any) -> None:
-    """Makes the inputs int64, the dtype of tokenizers; JAX computes with int32."""
-    import onnx
-
-    narrow = {value.name: f"{value.name}_int32" for value in graph.input}
-    for node in graph.node:
-        node.input[:] = [narrow.get(name, name) for name in node.input]
-    for value in graph.input:
-        value.type.tensor_type.elem_type = onnx.TensorProto.INT64
-    casts = [onnx.helper.make_node("Cast", [wide], [name], to=onnx.TensorProto.INT32) for wide, name in narrow.items()]
-    nodes = [*casts, *graph.node]
-    del graph.node[:]
-    graph.node.extend(nodes)
-
-
-def _simplify_products(graph: Any) -> None:
-    """Replaces jax2onnx's products plus 0 times a bias by plain ones, the only form that onnxruntime quantizes."""
-    for node in graph.node:
-        values = {attribute.name: attribute.f or attribute.i for attribute in node.attribute}
-        if node.op_type == "Gemm" and values == {"alpha": 1.0, "beta": 0.0}:
-            node.op_type = "MatMul"
-            del node.attribute[:], node.input[2:]
-    used = {name for node in graph.node for name in node.input}
-    tensors = [tensor for tensor in graph.initializer if tensor.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(tensors)
+    measured = {}
+    for name in sorted(expected):
+        ours, theirs = expected[name], got[name]
+        measured[name] = Difference(np.inf, 0.0)
+        if ours.shape == theirs.shape:
+            ours, theirs = (value[real] if value.shape[:2] == real.shape else value for value in (ours, theirs))
+            measured[name] = Difference(float(np.abs(theirs - ours).max()), float(np.abs(ours).max()))
+    return measured
 
 
 @contextlib.contextmanager
@@ -323,7 +279,7 @@ def _quietly() -> Iterator[None]:
 
 
 def folded(traced: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """Returns the function that was traced, which computes at trace time what it can, such as the slice of each layer.
+    """Computes parts of a traced function that need no argument, such as the slice of each layer, at trace time.
 
     A model's parameters must be constants of the traced function. Calls are inlined.
     """
@@ -339,26 +295,17 @@ def _evaluate(jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[Any]) 
 
     for equation in jaxpr.eqns:
         operands = [read(variable) for variable in equation.invars]
-        if equation.primitive.name in _CALLED:
-            called = equation.params[_CALLED[equation.primitive.name]]
+        primitive = equation.primitive
+        if primitive.name in _CALLED:
+            called = equation.params[_CALLED[primitive.name]]
             results: Sequence[Any] = _evaluate(called.jaxpr, called.consts, operands)
-        elif _is_constant(equation, operands):
-            with jax.ensure_compile_time_eval():
-                results = _apply(equation.primitive, operands, equation.params)
         else:
-            results = _apply(equation.primitive, operands, equation.params)
+            # A constant has no traced operand and no symbolic size.
+            sizes = [size for variable in equation.outvars for size in getattr(variable.aval, "shape", ())]
+            traced = any(isinstance(operand, jax.core.Tracer) for operand in operands)
+            constant = not traced and all(isinstance(size, int) for size in sizes)
+            with jax.ensure_compile_time_eval() if constant else contextlib.nullcontext():
+                results = primitive.bind(*operands, **equation.params)
+            results = results if primitive.multiple_results else [results]
         values |= zip(equation.outvars, results, strict=True)
     return [read(variable) for variable in jaxpr.outvars]
-
-
-def _is_constant(equation: Any, operands: Sequence[Any]) -> bool:
-    """Returns whether nothing in an equation is traced, and no size of its results is symbolic."""
-    sizes = [size for variable in equation.outvars for size in getattr(variable.aval, "shape", ())]
-    return all(isinstance(size, int) for size in sizes) and not any(
-        isinstance(operand, jax.core.Tracer) for operand in operands
-    )
-
-
-def _apply(primitive: Any, operands: Sequence[Any], options: Mapping[str, Any]) -> Sequence[Any]:
-    results = primitive.bind(*operands, **options)
-    return results if primitive.multiple_results else [results]

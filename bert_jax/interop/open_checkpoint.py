@@ -1,40 +1,30 @@
 """Opens any CHECKPOINT that a command accepts.
 
-Read from the top: `open_checkpoint` recognizes the format of a path, in an order that its comments explain.
-`read_workdir` reads bert_jax format, which is a workdir, and `read_params` selects a step's parameters or an average of
-them. The other formats have modules of their own: huggingface.py and peft.py.
+`open_checkpoint` recognizes a path's format. `read_workdir` reads bert_jax format, which is a workdir, and
+`read_params` selects a step's parameters or an average. huggingface.py and peft.py read the other formats.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path, PurePath
 
 import numpy as np
 
-import bert_jax.lineage  # noqa: F401 (adds the encoders before the Transformer, whose checkpoints open, too)
-from bert_jax.config import ModelConfig
+import bert_jax.lineage  # noqa: F401 (adds the encoders before the Transformer, so that their checkpoints open, too)
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, peft
-from bert_jax.interop.huggingface import ONNX_FILE, PROGRAMS_FILE, is_original_bert
+from bert_jax.interop.huggingface import ONNX_FILE, PROGRAMS_FILE
 from bert_jax.interop.loaded_model import MOVING_AVERAGE, LoadedModel, load_vocabulary
+from bert_jax.interop.original_bert import is_original_bert
 from bert_jax.model import layers, lora
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads.basic import HIDDEN_PROJECTION
-from bert_jax.model.heads.config import Heads
 from bert_jax.storage.files import INCOMPLETE, refuse_pickle
 from bert_jax.storage.hub import named_folder
-from bert_jax.storage.location import (
-    Location,
-    absolute,
-    check_access,
-    local_folder,
-    location,
-    read_json,
-    store_errors,
-)
+from bert_jax.storage.location import Location, absolute, check_access, local_folder, location, read_json, store_errors
 from bert_jax.tokenization.vocabulary import TOKENIZER
 from bert_jax.train import workdir as workdir_lib
 from bert_jax.train.orbax_io import AVERAGE
@@ -59,9 +49,9 @@ def open_checkpoint(
     """Opens a workdir, a step in it, a folder written by convert or export, a Hugging Face folder, or peft adapters.
 
     Args:
-        path: The checkpoint, or hf:NAME or hf:ORG/NAME, a model of the Hugging Face Hub, whose files its cache keeps.
+        path: The checkpoint, or hf:NAME or hf:ORG/NAME, a model of the Hugging Face Hub, which the Hub's cache keeps.
         average: The average of a workdir's parameters to read, `ema` or `last:K` (read_params); empty for none.
-        merged: Whether a workdir's LoRA adapters are merged into its matrices; those of peft always are.
+        merged: Whether to merge a workdir's LoRA adapters into its matrices; peft adapters always are.
         average_key: The name of `average` in errors.
 
     Raises:
@@ -74,8 +64,8 @@ def open_checkpoint(
     path = location(path)
     _check_folder(path)
 
-    # A step of a workdir names its format by its place. A bucket holds workdirs alone: the libraries that read the
-    # other formats need local files.
+    # A workdir's step is recognized by its place. Buckets hold workdirs only, since the libraries that read the other
+    # formats need local files.
     step = None
     if absolute(path).parent.name == CHECKPOINTS and path.name.isdecimal():
         path, step = absolute(path).parent.parent, int(path.name)
@@ -94,9 +84,11 @@ def open_checkpoint(
             f"{path} is in Google's TensorFlow layout. Convert it once: bert-jax convert --input {path} --output DIR"
         )
 
-    # Adapters have no config.json of their own; otherwise its content distinguishes the two formats that remain.
+    # Adapter folders have no config.json. In other folders, only the Hugging Face format has a model_type there.
     adapters = peft.is_adapter_folder(path)
-    if step is not None or (not adapters and _is_workdir(path)):
+    if not adapters and not (path / CONFIG_FILE).exists() and (path / CHECKPOINTS).is_dir():
+        raise UserError(f"{path} has checkpoints but no {CONFIG_FILE}. Give the workdir that they belong to")
+    if step is not None or (not adapters and "model_type" not in read_json(path / CONFIG_FILE)):
         return read_workdir(path, step, average, merged, average_key)
     if average:
         raise UserError(f"{path} holds a single set of weights, not a workdir. Omit {average_key}")
@@ -104,7 +96,7 @@ def open_checkpoint(
 
 
 def _check_folder(path: Location) -> None:
-    """Raises UserError unless a complete folder exists at a path."""
+    """Raises UserError unless a complete folder exists."""
     check_access(path)
     with store_errors(path, f"read {path}"):
         exists = path.exists()
@@ -118,39 +110,41 @@ def _check_folder(path: Location) -> None:
         raise UserError(f"{path} is incomplete. Run the command that was writing it again")
 
 
-def _is_workdir(path: Location) -> bool:
-    """Returns whether config.json is in bert_jax format; the Hugging Face format has a model_type."""
-    file = path / CONFIG_FILE
-    if not file.exists() and (path / CHECKPOINTS).is_dir():
-        raise UserError(f"{path} has checkpoints but no {CONFIG_FILE}. Give the workdir that they belong to")
-    return "model_type" not in read_json(file)
-
-
 def read_workdir(
-    workdir: Location,
-    step: int | None = None,
-    average: str = "",
-    merged: bool = True,
-    average_key: str = FLAG,
+    workdir: Location, step: int | None = None, average: str = "", merged: bool = True, average_key: str = FLAG
 ) -> LoadedModel:
-    """Reads the model of a workdir at a step; the other arguments are those of open_checkpoint.
+    """Reads a workdir's model at a step: by default the newest one, or the best one if the run stopped early.
 
-    Without a step it reads the newest checkpoint, or the best one of a run that stopped early. A projection to a
-    teacher's width is left out. Raises UserError if there is no such checkpoint, and if parameters, config.json and
-    tokenizer do not agree.
+    A projection to a teacher's width is left out. The other arguments are as in open_checkpoint.
+
+    Raises:
+        UserError: There is no such checkpoint, or parameters, config.json and tokenizer do not agree.
     """
     config = read_config(workdir)
     selected = selected_step(workdir)
     if step is None and (step := selected) is None:
         raise UserError(f"no checkpoint in {workdir}: none has been saved yet. Train first, or give another folder")
     params = read_params(workdir, step, average, average_key)
-    _check_params(params, config.model, config.heads, workdir)
-    words = load_vocabulary(local_folder(workdir / TOKENIZER), config.model)
+    model = config.model
+    expected = {path: leaf.shape for path, leaf in layers.flatten(abstract_params(model, config.heads)).items()}
+    shapes = {path: value.shape for path, value in params.items()}
+    for path in sorted(expected.keys() | shapes.keys()):
+        if expected.get(path) != shapes.get(path):
+            raise UserError(
+                f"{workdir}: parameter {path} is {shapes.get(path, 'missing')}, but config.json expects "
+                f"{expected.get(path, 'none')}. Was config.json changed or copied from another workdir?"
+            )
+    words = load_vocabulary(local_folder(workdir / TOKENIZER), model)
     heads = dataclasses.replace(config.heads, hidden_projection=0)  # only training has a teacher
     params = {path: value for path, value in params.items() if path.split(layers.SEPARATOR)[0] != HIDDEN_PROJECTION}
-    model = config.model
     if merged:
         model, params = lora.merge(model, params)
+    # result.json has the scores of the selected step's own parameters. Only the model card uses them, so an unfinished
+    # run or a damaged file is no error.
+    metrics: dict[str, object] = {}
+    if step == selected and not average:
+        with contextlib.suppress(OSError, ValueError):
+            metrics = dict(json.loads((workdir / RESULT_FILE).read_text(encoding="utf-8")))
     return LoadedModel(
         model,
         heads,
@@ -162,38 +156,20 @@ def read_workdir(
         origin=str(workdir),
         training=config.training,
         data=config.data,
-        # result.json reports the parameters of the selected step themselves, not an average of them.
-        metrics=_result(workdir) if step == selected and not average else {},
+        metrics=metrics,
         average=average,
     )
 
 
-def _check_params(params: Mapping[str, np.ndarray], model: ModelConfig, heads: Heads, workdir: Location) -> None:
-    expected = {path: leaf.shape for path, leaf in layers.flatten(abstract_params(model, heads)).items()}
-    got = {path: value.shape for path, value in params.items()}
-    for path in sorted(set(expected) | set(got)):
-        if expected.get(path) != got.get(path):
-            raise UserError(
-                f"{workdir}: parameter {path} is {got.get(path, 'missing')}, but config.json expects "
-                f"{expected.get(path, 'none')}. Was config.json changed or copied from another workdir?"
-            )
-
-
-def _result(workdir: Location) -> dict[str, object]:
-    """Returns result.json, or nothing if the run has not finished or the file is damaged."""
-    try:
-        return dict(json.loads((workdir / RESULT_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return {}  # only the model card uses it
-
-
 def read_params(workdir: Location, step: int, average: str, key: str = FLAG) -> dict[str, np.ndarray]:
-    """Returns the parameters of a workdir at a step, or an average of them, by path in host memory.
+    """Reads a workdir's parameters at a step, or an average of them, by path; `key` names the average in errors.
 
-    average is empty, `ema`, or `last:K` for the mean of the K newest checkpoints up to the step
-    (Junczys-Dowmunt et al. 2016, section 3; Vaswani et al. 2017, section 6.1, use 5). Errors name it by
-    key. Raises UserError for any other value, for a run that kept no moving average, if there are fewer
-    than K checkpoints, and for damaged ones.
+    The average `ema` is the moving one that the run kept. `last:K` is the mean of the K newest checkpoints up to the
+    step (Junczys-Dowmunt et al. 2016, section 3; Vaswani et al. 2017, section 6.1, use 5).
+
+    Raises:
+        UserError: `average` is unknown, the run kept no moving average or fewer than K checkpoints, or a checkpoint is
+            damaged.
     """
     if not average:
         return workdir_lib.read_params(workdir, step)
@@ -203,15 +179,15 @@ def read_params(workdir: Location, step: int, average: str, key: str = FLAG) -> 
     if not match:
         raise UserError(f"unknown {key} {average!r}; use {MOVING_AVERAGE}, or last:K such as last:5")
     steps = [saved for saved in workdir_lib.saved_steps(workdir) if saved <= step]
-    if len(steps) < (wanted := int(match[1])):
+    if len(steps) < (count := int(match[1])):
         raise UserError(
             f"{key} is {average}, but {workdir} has {len(steps)} checkpoints up to step {step}: {steps}. "
-            f"Use last:{len(steps)}, or keep more checkpoints in the run: --config.checkpoint.keep={wanted}"
+            f"Use last:{len(steps)}, or keep more checkpoints in the run: --config.checkpoint.keep={count}"
         )
     # One checkpoint is in memory at a time, next to the sum in float64.
     sums: dict[str, np.ndarray] = {}
-    for saved in steps[-wanted:]:
+    for saved in steps[-count:]:
         for path, value in workdir_lib.read_params(workdir, saved).items():
             sums[path] = np.add(sums.get(path, 0.0), value, dtype=np.float64)
     # np.asarray, because numpy makes scalars of sums without axes.
-    return {path: np.asarray(total / wanted, np.float32) for path, total in sums.items()}
+    return {path: np.asarray(total / count, np.float32) for path, total in sums.items()}

@@ -1,4 +1,4 @@
-"""Reads LoRA adapters in the format of Hugging Face peft, merged into the model that they adapt.
+"""Reads and writes LoRA adapters in the format of Hugging Face peft; reading merges them into their base model.
 
 adapter_config.json         rank, scale and targets, and the base model: a Hugging Face folder, or a name of the Hub
 adapter_model.safetensors   lora_A [r, in] and lora_B [out, r] of each matrix; whole modules, such as the classifier
@@ -14,17 +14,21 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.interop import family as name_table
 from bert_jax.interop import huggingface
-from bert_jax.interop.family import Family
-from bert_jax.interop.huggingface import SafetensorsFolder, read_tensors
+from bert_jax.interop.family import LAYERS, Entry, Family, check_fixed
+from bert_jax.interop.huggingface import SafetensorsFolder, save_tensors
+from bert_jax.interop.huggingface_export import class_for, family_for, task_fields
 from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.sentence_transformers import read_optional
+from bert_jax.model import lora
 from bert_jax.storage import hub
-from bert_jax.storage.files import read_json
+from bert_jax.storage.files import atomic_folder, read_json, write_json
 
 CONFIG_FILE, WEIGHTS_FILE, TASK_FILE = "adapter_config.json", "adapter_model.safetensors", "task.json"
 PREFIX = "base_model.model."
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
-# peft's task types, by the end of the name of the class that they stand for.
+# How the names of classes end, by peft's task types.
 TASK_TYPES = {
     "SEQ_CLS": "ForSequenceClassification",
     "TOKEN_CLS": "ForTokenClassification",
@@ -32,8 +36,7 @@ TASK_TYPES = {
     "CAUSAL_LM": "LMHeadModel",
     "FEATURE_EXTRACTION": "Model",  # last, because other classes may end so, too
 }
-# Fields of adapter_config.json that this reader supports with these values only.
-_FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
+_FIXED: name_table.Fixed = (
     ("peft_type", ("LORA",)),
     ("bias", ("none", None)),
     ("use_dora", (False, None)),
@@ -54,67 +57,71 @@ _FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
 
 
 def is_adapter_folder(path: Path) -> bool:
-    """Returns whether a folder holds adapters and no model of its own."""
+    """Whether a folder holds adapters without their base model."""
     return (path / CONFIG_FILE).exists()
 
 
 def read(directory: Path) -> LoadedModel:
-    """Reads adapters and the model that they adapt, merged.
+    """Reads adapters, merged into their base model.
 
-    The base model's heads that the adapters' class lacks are left out, as transformers does, and reported.
-    Raises UserError, naming the field or the tensor, for another kind of adapter, for a tensor that does not belong to
-    the base model, and where adapter_config.json names neither a folder with that model nor one of the Hub.
+    Heads of the base model that the adapters' class lacks are left out, as in transformers, and reported.
+
+    Raises:
+        UserError: The adapters are of another kind, a tensor does not belong to the base model, or
+            adapter_config.json names neither a folder with that model nor one of the Hub.
     """
-    where = directory / CONFIG_FILE
-    values = read_json(where)
-    for name, known in _FIXED:
-        if name in values and values[name] not in known:
-            raise UserError(f"{where}: {name} is {values[name]!r}, which is not supported; expected {known[0]!r}")
+    file = directory / CONFIG_FILE
+    values = read_json(file)
+    check_fixed(file, values, _FIXED)
     base = _base_folder(directory, values.get("base_model_name_or_path"))
-    model = huggingface.read_config(base, directory)
-    family, architecture = huggingface.named_family(base / huggingface.CONFIG_FILE, model)
-    task = read_json(directory / TASK_FILE) if (directory / TASK_FILE).exists() else {}
-    if written := task.get("architectures"):  # peft has no task type of multiple choice, for one
-        _, architecture = huggingface.named_family(directory / TASK_FILE, {**model, "architectures": written})
-    else:
-        architecture = _architecture(where, family, architecture, values.get("task_type"))
-    model = {**model, "architectures": [architecture], **task}
-    tensors = read_tensors(directory / WEIGHTS_FILE)
-    weights = AdaptedFolder(base, family, architecture, directory, tensors, values)
-    if weights.left_out:
-        huggingface.report(f"{base}: not used by {architecture}, left out: {', '.join(weights.left_out)}")
-    labels, outputs = model.get("id2label"), huggingface.outputs_of(family, architecture, weights)
-    # The labels may be those of the base model, whose classifier was another one.
-    if labels and any(count != len(labels) for count in outputs.values()):
-        del model["id2label"]
-    return huggingface.assemble(directory, base, model, weights)
+    config = huggingface.read_config(base, directory)
+    family, class_name = huggingface.named_family(base / huggingface.CONFIG_FILE, config)
+    task = read_optional(directory / TASK_FILE)
+    task_type = values.get("task_type")
+    if architectures := task.get("architectures"):  # peft has no task type of multiple choice, for one
+        _, class_name = huggingface.named_family(directory / TASK_FILE, {**config, "architectures": architectures})
+    elif task_type is not None:
+        start = family.base_class.removesuffix("Model")
+        known = {kind: start + end for kind, end in TASK_TYPES.items() if start + end in family.classes}
+        if str(task_type) not in known:
+            raise UserError(f"{file}: task_type is {task_type!r}; of {family.title}, choose from {', '.join(known)}")
+        class_name = known[str(task_type)]
+    config = {**config, "architectures": [class_name], **task}
+    weights = AdaptedFolder(base, family, class_name, directory, values)
+    # The labels may be the base model's, whose classifier was another one.
+    labels, counts = config.get("id2label"), huggingface.output_counts(family, class_name, weights)
+    if labels and any(count != len(labels) for count in counts.values()):
+        del config["id2label"]
+    return huggingface.assemble(directory, base / huggingface.CONFIG_FILE, config, weights)
 
 
 class AdaptedFolder(SafetensorsFolder):
-    """The tensors of a base model with adapters merged and whole modules replaced.
+    """A base model's tensors with adapters merged, whole modules replaced, and other classes' heads left out."""
 
-    left_out   the base model's tensors that belong to heads of other architectures alone, which this folder lacks
-    """
+    dtype = "float32"  # which holds the merged matrices
 
-    def __init__(
-        self,
-        base: Path,
-        family: Family,
-        architecture: str,
-        directory: Path,
-        tensors: Mapping[str, np.ndarray],
-        values: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, base: Path, family: Family, class_name: str, directory: Path, values: Mapping[str, Any]) -> None:
         super().__init__(base, family.prefix)
-        own, known = family.head_tensors(architecture), family.head_tensors(*family.architectures)
-        self.left_out = sorted((known - own) & self._names.keys())
-        for bare in self.left_out:
+        own, heads = (
+            {name for kind in classes for part in family.parts(kind).values() for entry in part for name in entry.names}
+            for classes in ([class_name], family.classes)
+        )
+        if left_out := sorted((heads - own) & self._names.keys()):
+            huggingface.report(f"{base}: not used by {class_name}, left out: {', '.join(left_out)}")
+        for bare in left_out:
             del self._names[bare]
-        where = directory / WEIGHTS_FILE
-        self._where, self._transposed = where, bool(values.get("fan_in_fan_out"))
-        self._stabilized, self._alpha = bool(values.get("use_rslora")), _alpha(directory / CONFIG_FILE, values)
+        alpha = values.get("lora_alpha", 8)
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+            raise UserError(f"{directory / CONFIG_FILE}: lora_alpha is {alpha!r:.60}; expected a number")
+        self._alpha, self._stabilized = float(alpha), bool(values.get("use_rslora"))
+        self._transposed = bool(values.get("fan_in_fan_out"))
+        self._file = file = directory / WEIGHTS_FILE
         self._pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._replaced: dict[str, np.ndarray] = {}
+        if not file.is_file():
+            raise UserError(f"{file} is missing. Download it next to {directory / CONFIG_FILE}")
+        stored = huggingface.open_tensors(file)
+        tensors = {name: stored.get_tensor(name).astype(np.float32) for name in stored.keys()}  # noqa: SIM118
         for name, tensor in tensors.items():
             bare = name.removeprefix(PREFIX).removeprefix(family.prefix)
             if ".lora_" not in bare:
@@ -123,16 +130,16 @@ class AdaptedFolder(SafetensorsFolder):
             stem = re.sub(r"\.lora_[AB]\.weight$", "", name)
             a, b = tensors.get(stem + LORA_A), tensors.get(stem + LORA_B)
             if stem == name or a is None or b is None:
-                raise UserError(f"{where}: tensor {name} is not supported; expected pairs of {LORA_A} and {LORA_B}")
+                raise UserError(f"{file}: tensor {name} is not supported; expected pairs of {LORA_A} and {LORA_B}")
             matrix = f"{stem.removeprefix(PREFIX).removeprefix(family.prefix)}.weight"
-            if not super().__contains__(matrix):
+            if matrix not in self._names:
                 raise UserError(
-                    f"{where}: tensor {name} adapts {matrix}, which {base} does not have. Name the model that was "
+                    f"{file}: tensor {name} adapts {matrix}, which {base} does not have. Name the model that was "
                     f"adapted by base_model_name_or_path in {directory / CONFIG_FILE}"
                 )
             if not (a.ndim == b.ndim == 2 and len(a) == b.shape[1]):
                 raise UserError(
-                    f"{where}: the adapter of {matrix} has the shapes {a.shape} and {b.shape}; expected [r, in] and "
+                    f"{file}: the adapter of {matrix} has the shapes {a.shape} and {b.shape}; expected [r, in] and "
                     "[out, r] with the same r"
                 )
             self._pairs[matrix] = a, b
@@ -148,48 +155,35 @@ class AdaptedFolder(SafetensorsFolder):
         change = (b @ a) * np.float32(self._alpha / (math.sqrt(rank) if self._stabilized else rank))
         change = change.T if self._transposed else change
         if change.shape != tensor.shape:
-            raise UserError(f"{self._where}: the adapter of {bare} has shape {change.shape}, not {tensor.shape}")
+            raise UserError(f"{self._file}: the adapter of {bare} has shape {change.shape}, not {tensor.shape}")
         return tensor + change
 
     def __contains__(self, bare: object) -> bool:
-        return bare in self._replaced or super().__contains__(bare)
+        return bare in self._replaced or bare in self._names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*super().__iter__(), *self._replaced)))
+        return iter(self._names | self._replaced)
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
-
-    @property
-    def dtype(self) -> str:
-        """float32, which holds the merged matrices."""
-        return "float32"
+        return len(self._names | self._replaced)
 
     def shape(self, bare: str) -> tuple[int, ...]:
         return self._replaced[bare].shape if bare in self._replaced else super().shape(bare)
 
     def describe(self, bare: str) -> str:
-        return f"{self._where}: tensor {bare}" if bare in self._replaced else super().describe(bare)
-
-
-def _alpha(where: Path, values: Mapping[str, Any]) -> float:
-    alpha = values.get("lora_alpha", 8)
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise UserError(f"{where}: lora_alpha is {alpha!r:.60}; expected a number")
-    return float(alpha)
+        return f"{self._file}: tensor {bare}" if bare in self._replaced else super().describe(bare)
 
 
 def _base_folder(directory: Path, name: object) -> Path:
-    """Returns the folder of the base model, whose name may be relative to the adapters' folder, or that of a model of
-    the Hub."""
+    """The base model's folder; its name may be relative to the adapters' folder, or a name of the Hub."""
     for folder in (Path(str(name)), directory / str(name)) if name else ():
         if (folder / huggingface.CONFIG_FILE).exists():
             return folder
     address = str(hub.model_address(str(name)))
     if not name or not address.startswith(hub.PREFIX):
         raise UserError(
-            f"{directory / CONFIG_FILE}: base_model_name_or_path is {name!r}, which is neither the folder of "
-            "a model nor a name of the Hugging Face Hub. Set the field to one of them"
+            f"{directory / CONFIG_FILE}: base_model_name_or_path is {name!r}, which is neither a model's folder nor a "
+            "name of the Hugging Face Hub. Set the field to one of them"
         )
     try:
         return Path(hub.named_folder(address))
@@ -197,12 +191,100 @@ def _base_folder(directory: Path, name: object) -> Path:
         raise UserError(f"{directory / CONFIG_FILE}: base_model_name_or_path: {error}") from None
 
 
-def _architecture(where: Path, family: Family, architecture: str, task_type: object) -> str:
-    """Returns the class that the adapters' task type stands for; without one, that of the base model."""
-    if task_type is None:
-        return architecture
-    start = family.base_class.removesuffix("Model")
-    known = {kind: start + end for kind, end in TASK_TYPES.items() if start + end in family.architectures}
-    if str(task_type) not in known:
-        raise UserError(f"{where}: task_type is {task_type!r}; of {family.title}, choose from {', '.join(known)}")
-    return known[str(task_type)]
+def write(loaded: LoadedModel, directory: str | Path, base: str = "") -> None:
+    """Writes the adapters and the trained heads of a model that was read unmerged (merged=False).
+
+    `base` is the base model's Hugging Face folder; empty for the run's init_from. Raises UserError if the model has no
+    adapters, `base` is another model or in another format, or peft adapts the family's matrices in another way.
+    """
+    config = loaded.model.lora
+    if config is None:
+        raise UserError(
+            f"{loaded.origin} has no adapters, or they are merged. Export the workdir of a run with config.lora.rank, "
+            "or use --format hf"
+        )
+    base = base or str(loaded.training.get("init_from", ""))
+    original = _read_base(Path(hub.named_folder(base)), loaded)
+    family = family_for(loaded)
+    class_name = class_for(family, loaded.heads)
+    table = family.table(class_name)
+    modules = []
+    tensors: dict[str, np.ndarray] = {}
+    entries = {entry.path: entry for entry in family.encoder}
+    for matrix in config.matrices:
+        path, part = lora.kernel_of(matrix)
+        names = entries[path].names
+        if part is not None and len(names) == 1:
+            raise UserError(
+                f"the Hugging Face format of {family.title} holds queries, keys and values in one matrix, so peft has "
+                f"no adapter of {matrix} alone. Use --format hf, which merges adapters"
+            )
+        module = names[part or 0].removesuffix(".weight")
+        modules.append(module)
+        for name, end, shape in (("a", LORA_A, (-1, config.rank)), ("b", LORA_B, (config.rank, -1))):
+            for layer, value in enumerate(loaded.params[f"{matrix}{lora.SUFFIX}/{name}"]):
+                tensors[module.format(layer) + end] = value.reshape(shape).T
+    changed = _changed_modules(loaded, original, family, table)
+    values = {
+        "peft_type": "LORA",
+        "task_type": next((kind for kind, end in TASK_TYPES.items() if class_name.endswith(end)), None),
+        "base_model_name_or_path": base.removeprefix(hub.PREFIX),
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "lora_dropout": config.dropout,
+        "use_rslora": config.rank_stabilized,
+        "target_modules": _target_modules(modules, table),
+        "modules_to_save": sorted({name.split(".")[0] for name in changed}) or None,
+        "bias": "none",
+        "fan_in_fan_out": family.model_type == "gpt2",
+        "inference_mode": True,
+    }
+    with atomic_folder(directory) as unfinished:
+        write_json(unfinished / CONFIG_FILE, values)
+        write_json(unfinished / TASK_FILE, {"architectures": [class_name], **task_fields(loaded)})
+        named = {f"{PREFIX}{family.full_name(bare, class_name)}": value for bare, value in (tensors | changed).items()}
+        save_tensors(named, unfinished / WEIGHTS_FILE)
+
+
+def _read_base(folder: Path, loaded: LoadedModel) -> LoadedModel:
+    """Reads the base model. Raises UserError if its encoder is not the one that was adapted."""
+    file = folder / huggingface.CONFIG_FILE
+    if not file.exists() or "model_type" not in read_json(file):
+        raise UserError(
+            f"peft needs the Hugging Face folder of the base model, but {folder} is not one. Write it with "
+            f"bert-jax export --checkpoint {folder} --output DIR, and add --base DIR"
+        )
+    original = huggingface.read(folder)
+    for path, value in loaded.params.items():
+        if not path.startswith(("embeddings/", "encoder/")) or lora.is_adapter(path):
+            continue
+        known = original.params.get(path)
+        if known is not None and path == huggingface.SEGMENT_TABLE:  # without the types that its tokenizer never gives
+            value = value[: len(known)]
+        if known is None or not np.array_equal(known, value):
+            raise UserError(f"{folder} is not the model that was adapted: {path} differs. Name that one with --base")
+    return original
+
+
+def _changed_modules(
+    loaded: LoadedModel, original: LoadedModel, family: Family, table: tuple[Entry, ...]
+) -> dict[str, np.ndarray]:
+    """The tensors of modules outside the encoder that are missing from the base model or differ from it."""
+    plain = {path: value for path, value in loaded.params.items() if not lora.is_adapter(path)}
+    tensors = name_table.export_tensors(table, plain, loaded.model)
+    heads = {name for entry in table if entry not in family.encoder for name in entry.names if name in tensors}
+    base_table = family.table(class_for(family, original.heads))
+    known = name_table.export_tensors(base_table, original.params, original.model)
+    changed = {name.split(".")[0] for name in heads if not np.array_equal(known.get(name, np.empty(0)), tensors[name])}
+    return {name: tensors[name] for name in sorted(heads) if name.split(".")[0] in changed}
+
+
+def _target_modules(modules: list[str], table: tuple[Entry, ...]) -> list[str] | str:
+    """peft's target_modules: the ends of the modules' names, or a regex if other modules have such ends."""
+    kernels = [entry for entry in table if entry.path.startswith(LAYERS) and entry.path.endswith("/kernel")]
+    others = {name.removesuffix(".weight") for entry in kernels for name in entry.names}.difference(modules)
+    ends = sorted(module.rpartition("{}.")[2] for module in modules)
+    if not any(other.endswith(f".{end}") for end in ends for other in others):
+        return ends
+    escaped = (re.escape(module).replace(r"\{\}", r"\d+") for module in sorted(modules))
+    return rf"(.*\.)?({'|'.join(escaped)})"

@@ -1,12 +1,13 @@
-"""Grows or shrinks the vocabulary of a trained model, together with its token embeddings.
+"""Grows or shrinks a trained model's vocabulary, together with its token embeddings.
 
-`grow` adds words to a vocabulary and `Usage.trim` drops the tokens that given texts do not use. Both return a
-VocabularyChange, which `with_vocabulary` applies to the token tables and biases of a model.
+`grow` adds words to a vocabulary, and `Usage.trim` drops the tokens that given texts do not use. Both return a
+VocabularyChange. `with_vocabulary` applies it to a model, and `resize_checkpoint` to a checkpoint.
 """
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -15,10 +16,14 @@ from tokenizers import decoders, pre_tokenizers
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop import export, huggingface_export, sentence_transformers
+from bert_jax.interop.family import pad_rows
+from bert_jax.interop.loaded_model import LoadedModel, part_of
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads.config import Heads
+from bert_jax.storage.files import refuse_existing
 from bert_jax.tokenization import byte_bpe, wordpiece
 from bert_jax.tokenization.byte_bpe import ByteBPESpec
 from bert_jax.tokenization.sentencepiece_engine import SentencePieceEngine
@@ -28,7 +33,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import KINDS
 from bert_jax.tokenization.wordpiece import WordPieceSpec
 
-# How far the score of unknown text is below that of the rarest piece: kUnkPenalty of google/sentencepiece,
+# How far the score of unknown text is below the rarest piece's: kUnkPenalty of google/sentencepiece,
 # src/unigram_model.cc.
 _UNKNOWN_PENALTY = 10.0
 
@@ -37,121 +42,163 @@ class VocabularyChange(NamedTuple):
     """A vocabulary that replaces another one.
 
     spec      the new vocabulary
-    sources   for each of its ids, the ids of the old vocabulary whose mean its rows are; a token that stays has one
+    sources   for each new id, the old ids whose rows are averaged; a token that stays has one
     """
 
     spec: TokenizerSpec
     sources: tuple[tuple[int, ...], ...]
 
-    @classmethod
-    def of(
-        cls, old: TokenizerSpec, new: TokenizerSpec, added: dict[str, tuple[int, ...]] | None = None
-    ) -> "VocabularyChange":
-        """The change between two vocabularies, of which tokens with the same string are the same.
 
-        added   the sources of the tokens that only the new vocabulary has
-        """
-        ids = {token: (index,) for index, token in enumerate(old.all_tokens())}
-        known = ids | (added or {})
-        return cls(new, tuple(known[token] for token in new.all_tokens()))
+def _change(
+    old: TokenizerSpec, new: TokenizerSpec, added: dict[str, tuple[int, ...]] | None = None
+) -> VocabularyChange:
+    """The change between two vocabularies; `added` has the sources of new tokens. Other tokens keep their strings."""
+    sources = {token: (index,) for index, token in enumerate(old.all_tokens())} | (added or {})
+    return VocabularyChange(new, tuple(sources[token] for token in new.all_tokens()))
+
+
+class Resized(NamedTuple):
+    """A model with its new vocabulary, and its size before and after.
+
+    bytes_before    the size of the checkpoint's weight files; None if it is not a Hugging Face folder
+    bytes_after     the same for the output
+    """
+
+    loaded: LoadedModel
+    tokens_before: int
+    bytes_before: int | None
+    bytes_after: int | None
+
+
+def resize_checkpoint(
+    checkpoint: str | Path, output: str | Path, change: Callable[[LoadedModel], VocabularyChange], average: str = ""
+) -> Resized:
+    """Changes a checkpoint's vocabulary by a function of its model, e.g. `grow`.
+
+    The output is a folder that transformers opens, or a workdir if no such folder can hold the model. It appears
+    complete or not at all. Raises UserError if it exists, and whenever open_checkpoint, `change` or the export does.
+    """
+    refuse_existing(Path(output))
+    loaded = open_checkpoint(checkpoint, average)
+    if loaded.heads.generator:
+        loaded = part_of(loaded, "discriminator")
+    task = loaded.task or {}
+    embeds = task.get("kind") == sentence_transformers.KIND and sentence_transformers.has_known_pooling(task)
+    format = "sentence_transformers" if embeds else "hf"
+    try:
+        huggingface_export.check(huggingface_export.sentence_encoder(loaded)[0] if embeds else loaded)
+    except UserError:
+        format = "orbax"
+    resized = with_vocabulary(loaded, change(loaded))
+    export.export_loaded(resized, output, format)
+    before, after = (
+        sum(file.stat().st_size for file in Path(folder).glob("*.safetensors")) or None
+        for folder in (checkpoint, output)
+    )
+    return Resized(resized, loaded.vocabulary.vocab_size, before, after)
 
 
 def with_vocabulary(loaded: LoadedModel, change: VocabularyChange) -> LoadedModel:
-    """Returns the model with another vocabulary, whose rows are means of the old vocabulary's (VocabularyChange).
+    """Replaces a model's vocabulary; its new rows are means of old ones.
 
-    It has as many rows as the vocabulary has tokens; rows of the old model that no token used are dropped. Rows with
-    one source are copied exactly. The model's metrics, which were measured with the old vocabulary, are dropped.
+    The model gets as many rows as the vocabulary has tokens, so old rows that no token used are dropped. Rows with one
+    source are copied exactly. The model's metrics, measured with the old vocabulary, are dropped.
     """
     model = dataclasses.replace(loaded.model, vocab_size=len(change.sources))
-    wanted = layers.flatten(abstract_params(model, loaded.heads))
+    shapes = layers.flatten(abstract_params(model, loaded.heads))
     params = dict(loaded.params)
     for path, axis in vocabulary_axes(loaded.model, loaded.heads).items():
-        by_row = np.moveaxis(loaded.params[path], axis, 0)
-        rows = _mean_rows(by_row, change.sources, loaded.dtype)
-        padding = wanted[path].shape[axis] - len(rows)
-        rows = np.pad(rows, [(0, padding)] + [(0, 0)] * (rows.ndim - 1))
+        table = np.moveaxis(loaded.params[path], axis, 0)
+        rows = table[[source[0] for source in change.sources]]
+        for index, source in enumerate(change.sources):
+            if len(source) > 1:  # the mean, rounded to the dtype of the file
+                rows[index] = table[list(source)].mean(0, dtype=np.float64).astype(jnp.dtype(loaded.dtype))
+        rows = pad_rows(rows, shapes[path].shape[axis])
         params[path] = np.ascontiguousarray(np.moveaxis(rows, 0, axis))
     return dataclasses.replace(loaded, model=model, params=params, vocabulary=Tokenizer(change.spec), metrics={})
 
 
 def vocabulary_axes(model: ModelConfig, heads: Heads) -> dict[str, int]:
-    """Returns the parameters that have a row for each token, by path, with the axis of these rows.
+    """Finds the parameters with a row for each token, by path, with the axis of these rows.
 
-    They are those whose shape depends on the size of the vocabulary: token tables, and biases of outputs.
+    Their shapes depend on the vocabulary's size: token tables, and biases of outputs.
     """
     larger = dataclasses.replace(model, vocab_size=2 * model.vocab_size + 1_000)
-    shapes, others = (
-        {path: leaf.shape for path, leaf in layers.flatten(abstract_params(config, heads)).items()}
-        for config in (model, larger)
-    )
-    differing = {path: np.flatnonzero(np.not_equal(shape, others[path])) for path, shape in shapes.items()}
+    shapes, others = (layers.flatten(abstract_params(config, heads)) for config in (model, larger))
+    differing = {path: np.flatnonzero(np.not_equal(shapes[path].shape, others[path].shape)) for path in shapes}
     return {path: int(axes[0]) for path, axes in differing.items() if len(axes)}
 
 
-def _mean_rows(table: np.ndarray, sources: Sequence[tuple[int, ...]], dtype: str) -> np.ndarray:
-    """Returns a float32 table whose rows are means of rows of another; means are rounded to a dtype."""
-    rows = table[[source[0] for source in sources]]
-    for index, source in enumerate(sources):
-        if len(source) > 1:
-            rows[index] = table[list(source)].mean(0, dtype=np.float64).astype(jnp.dtype(dtype))
-    return rows
-
-
-class _NewToken(NamedTuple):
-    token: str  # as the vocabulary spells it
-    text: str  # the text that it stands for
-
-
-class _Lookup(NamedTuple):
-    """What a tokenizer does to text before it looks words up."""
-
-    normalize: Callable[[str], str]
-    split: Callable[[str], list[str]]  # into words, as the vocabulary spells them
-    forms: Callable[[str], tuple[str, ...]] = lambda word: (word,)  # the texts of a word that have tokens of their own
-
-
 def grow(tokenizer: Tokenizer, words: Sequence[str]) -> VocabularyChange:
-    """Returns the vocabulary with a token for each word after its other tokens, in the order of the words.
+    """Adds a token for each word after the other tokens, in the order of the words.
 
-    Texts without the words keep their tokens. In WordPiece and SentencePiece a longer word may begin with the token of
-    an added word, as with any other token.
+    Texts without the words keep their tokens. In WordPiece and SentencePiece a longer word may begin with an added
+    word's token, as with any other token. In byte-level BPE a word has two tokens, with and without the space before
+    it. In XLM-R's numbering <mask> remains the last id. A new token's rows come from the tokens that its text had.
 
-    In byte-level BPE a word has two tokens, with and without the space before it. In XLM-R's numbering <mask> remains
-    the last id. The rows of a new token come from the tokens that its text had before.
-
-    Raises UserError for no words; for a word that occurs twice, contains white space, is a token already, or is changed
-    or split by the tokenizer before it looks words up; and for a vocabulary that cannot have further words.
+    Raises:
+        UserError: There are no words; a word occurs twice, contains white space, is a token already, or is changed or
+            split by the tokenizer before it looks words up; or the vocabulary cannot grow.
     """
     if not words:
         raise UserError("it has no words. Write one word on each line")
     most_frequent, count = Counter(words).most_common(1)[0]
     if count > 1:
         raise UserError(f"it has {most_frequent!r} {count} times. Remove the repetitions")
-    lookup = _lookup(tokenizer.spec)
-    tokens = [new for word in words for new in _new_tokens(tokenizer, lookup, word)]
-    pieces = _pieces(tokenizer, tokens)
-    grown = _with_tokens(tokenizer, tokens, pieces)
-    _check_whole(Tokenizer(grown), tokens)
-    sources = {new.token: ids for new, ids in zip(tokens, pieces, strict=True)}
-    return VocabularyChange.of(tokenizer.spec, grown, sources)
+    spec = tokenizer.spec
+    normalize, split = _lookup(spec)
+    texts: dict[str, str] = {}  # by new token
+    for word in words:
+        texts |= _new_tokens(tokenizer, normalize, split, word)
+    sources = dict(zip(texts, _encode(tokenizer, texts.values()), strict=True))
+    if isinstance(spec, SentencePieceSpec):
+        grown: TokenizerSpec = _add_unigram_pieces(
+            spec, {token: tokenizer.tokens(ids) for token, ids in sources.items()}
+        )
+    else:
+        assert isinstance(spec, WordPieceSpec | ByteBPESpec)
+        before = spec.all_tokens()
+        ids = {token: index for index, token in enumerate(before)}
+        # From here on `tokens` has those that `added` alone had, so the order of `added` no longer determines ids.
+        added = tuple(sorted(spec.added, key=lambda token: ids[token.content]))
+        grown = dataclasses.replace(spec, tokens=(*before, *texts), added=added)
+        if isinstance(grown, ByteBPESpec) and not grown.ignore_merges:
+            # No merges build the new tokens, so words are looked up before bytes are merged.
+            _check_ignoring_merges(tokenizer)
+            grown = dataclasses.replace(grown, ignore_merges=True)
+    larger = Tokenizer(grown)
+    for (token, text), encoded in zip(texts.items(), _encode(larger, texts.values()), strict=True):
+        if encoded != (larger.id_of(token),):
+            raise UserError(
+                f"{text.strip()!r:.60} would still be {' '.join(larger.tokens(encoded))}, since it is too long or "
+                "contains a token that takes precedence. Remove it"
+            )
+    return _change(spec, grown, sources)
 
 
-def _lookup(spec: TokenizerSpec) -> _Lookup:
-    """Raises UserError for a kind of vocabulary that cannot grow."""
+def _lookup(spec: TokenizerSpec) -> tuple[Callable[[str], str], Callable[[str], list[str]]]:
+    """The steps before a tokenizer looks words up: normalizing, and splitting into words as the vocabulary spells them.
+
+    Raises UserError for a kind of vocabulary that cannot grow.
+    """
+
+    def splitter(library: pre_tokenizers.PreTokenizer) -> Callable[[str], list[str]]:
+        return lambda text: [piece for piece, _ in library.pre_tokenize_str(text)]
+
     if isinstance(spec, WordPieceSpec):
         library = wordpiece.library_tokenizer(spec)
-        return _Lookup(lambda word: library.normalizer.normalize_str(word).strip(), _splitter(library.pre_tokenizer))
+        return lambda word: library.normalizer.normalize_str(word).strip(), splitter(library.pre_tokenizer)
     if isinstance(spec, ByteBPESpec):
         library = byte_bpe.library_tokenizer(spec)
         normalize = library.normalizer.normalize_str if library.normalizer else str
-        split = _splitter(pre_tokenizers.ByteLevel(add_prefix_space=False))
-        return _Lookup(normalize, split, lambda word: (f" {word}", word))
+        return normalize, splitter(pre_tokenizers.ByteLevel(add_prefix_space=False))
     if isinstance(spec, SentencePieceSpec) and spec.kind == "unigram":
         if not spec.parsed.normalizer_spec.add_dummy_prefix:
             raise UserError("its SentencePiece model has add_dummy_prefix off, with which it cannot grow")
         engine = SentencePieceEngine(spec)
-        return _Lookup(
-            lambda word: engine.normalize(word).removeprefix(SPACE).replace(SPACE, " "), lambda word: [SPACE + word]
+        return (
+            lambda word: engine.normalize(word).removeprefix(SPACE).replace(SPACE, " "),
+            lambda word: [SPACE + word],
         )
     raise UserError(
         f"its vocabulary is {KINDS[spec.kind]}, which makes words by merges of pieces alone and cannot grow. Use a "
@@ -159,81 +206,60 @@ def _lookup(spec: TokenizerSpec) -> _Lookup:
     )
 
 
-def _splitter(library: pre_tokenizers.PreTokenizer) -> Callable[[str], list[str]]:
-    return lambda text: [piece for piece, _ in library.pre_tokenize_str(text)]
-
-
-def _new_tokens(tokenizer: Tokenizer, lookup: _Lookup, word: str) -> list[_NewToken]:
-    """The tokens that a word gets. Raises UserError if it has them already, or cannot have them."""
+def _new_tokens(
+    tokenizer: Tokenizer, normalize: Callable[[str], str], split: Callable[[str], list[str]], word: str
+) -> dict[str, str]:
+    """The tokens that a word gets, with their texts. Raises UserError if it has them already, or cannot have them."""
     if not word or SPACE in word or any(map(str.isspace, word)):
         raise UserError(f"{word!r} contains white space, so it cannot be one token. Write one word on each line")
-    read = lookup.normalize(word)
-    if read != word:
+    normal = normalize(word)
+    if normal != word:
         raise UserError(
-            f"the tokenizer changes {word!r} to {read!r} before it looks words up. Write the word in that form, or "
+            f"the tokenizer changes {word!r} to {normal!r} before it looks words up. Write the word in that form, or "
             "remove it"
         )
-    tokens = []
-    for text in lookup.forms(word):
-        pieces = lookup.split(text)
+    tokens = {}
+    for text in (f" {word}", word) if tokenizer.kind == "bpe" else (word,):
+        pieces = split(text)
         if len(pieces) != 1:
             raise UserError(
                 f"the tokenizer splits {word!r} into {' '.join(pieces)} before it looks words up, so it cannot be one "
                 "token. Write the parts on lines of their own, or remove it"
             )
-        tokens.append(_NewToken(pieces[0], text))
-    if missing := [new for new in tokens if tokenizer.id_of(new.token) is None]:
+        tokens[pieces[0]] = text
+    if missing := {token: text for token, text in tokens.items() if tokenizer.id_of(token) is None}:
         return missing
-    raise UserError(f"the vocabulary has a token for {word!r} (id {tokenizer.id_of(tokens[0].token)}). Remove the word")
+    known = tokenizer.id_of(next(iter(tokens)))
+    raise UserError(f"the vocabulary has a token for {word!r} (id {known}). Remove the word")
 
 
-def _pieces(tokenizer: Tokenizer, tokens: Sequence[_NewToken]) -> list[tuple[int, ...]]:
-    """The ids of each new token's text."""
+def _encode(tokenizer: Tokenizer, texts: Iterable[str]) -> list[tuple[int, ...]]:
+    """The ids of new tokens' texts."""
     encoder = tokenizer.within_text if tokenizer.kind == "bpe" else tokenizer
-    ids, offsets = encoder.encode_many([new.text for new in tokens])
+    ids, offsets = encoder.encode_many(list(texts))
     return [tuple(part.tolist()) for part in np.split(ids, offsets[1:-1])]
 
 
-def _with_tokens(tokenizer: Tokenizer, tokens: Sequence[_NewToken], pieces: Sequence[tuple[int, ...]]) -> TokenizerSpec:
-    """The specification with new tokens; pieces are the ids that their texts had."""
-    spec = tokenizer.spec
-    if isinstance(spec, SentencePieceSpec):
-        return _with_unigram_pieces(spec, tokens, [tokenizer.tokens(ids) for ids in pieces])
-    assert isinstance(spec, WordPieceSpec | ByteBPESpec)
-    before = spec.all_tokens()
-    ids = {token: index for index, token in enumerate(before)}
-    # From here on `tokens` has those that `added` alone had, so the order of `added` no longer determines ids.
-    added = tuple(sorted(spec.added, key=lambda token: ids[token.content]))
-    grown = dataclasses.replace(spec, tokens=before + tuple(new.token for new in tokens), added=added)
-    return _looking_up_words(tokenizer, grown) if isinstance(grown, ByteBPESpec) else grown
+def _check_ignoring_merges(tokenizer: Tokenizer) -> None:
+    """Raises UserError if looking words up before merging would change other texts.
 
-
-def _looking_up_words(tokenizer: Tokenizer, grown: ByteBPESpec) -> ByteBPESpec:
-    """The byte-level BPE that looks words up before it merges bytes, since no merges build the new tokens.
-
-    Raises UserError if this would change other texts. They would change only where a word of theirs is a token that
-    the merges do not build.
+    It changes them only if one of their words is a token that the merges do not build.
     """
-    if grown.ignore_merges:
-        return grown
     decode = decoders.ByteLevel().decode
     texts = [decode([token]) for token in tokenizer.spec.all_tokens()]
     texts = [text for text in texts if "\ufffd" not in text]  # the others are parts of characters, never whole words
-    within = tokenizer.within_text
-    assert isinstance(within.spec, ByteBPESpec)
-    looking_up = Tokenizer(dataclasses.replace(within.spec, ignore_merges=True))
-    if not all(map(np.array_equal, within.encode_many(texts), looking_up.encode_many(texts))):
+    merging = tokenizer.within_text
+    assert isinstance(merging.spec, ByteBPESpec)
+    looking_up = Tokenizer(dataclasses.replace(merging.spec, ignore_merges=True))
+    if not all(map(np.array_equal, merging.encode_many(texts), looking_up.encode_many(texts))):
         raise UserError(
             "the merges of its byte-level BPE do not build all of its tokens, so looking up whole words would change "
             "the tokens of other texts. Use another checkpoint"
         )
-    return dataclasses.replace(grown, ignore_merges=True)
 
 
-def _with_unigram_pieces(
-    spec: SentencePieceSpec, tokens: Sequence[_NewToken], pieces: Sequence[Sequence[str]]
-) -> SentencePieceSpec:
-    """The Unigram model with new pieces at its end, each with the mean score of those that it replaces.
+def _add_unigram_pieces(spec: SentencePieceSpec, replaced: Mapping[str, Sequence[str]]) -> SentencePieceSpec:
+    """Appends pieces to a Unigram model, each with the mean score of the pieces that it replaces.
 
     Scores are logarithms of probabilities. A mean of several exceeds their sum, so the new piece is preferred.
     """
@@ -241,22 +267,13 @@ def _with_unigram_pieces(
     scores = {piece.piece: piece.score for piece in model.pieces}
     lowest = min(piece.score for piece in model.pieces if piece.type == piece.NORMAL)
     scores[spec.roles.unk_token] = lowest - _UNKNOWN_PENALTY
-    for new, replaced in zip(tokens, pieces, strict=True):
-        mean = float(np.mean([scores[piece] for piece in replaced]))
-        model.pieces.add(piece=new.token, score=max(mean, lowest))  # a lower one would change that of unknown text
+    for new, pieces in replaced.items():
+        mean = float(np.mean([scores[piece] for piece in pieces]))
+        # A score below the lowest would change the score of unknown text.
+        model.pieces.add(piece=new, score=max(mean, lowest))
     model.trainer_spec.vocab_size = len(model.pieces)
     model.DiscardUnknownFields()  # among them samples by which the library tests an unchanged model
     return dataclasses.replace(spec, model=model.SerializeToString())
-
-
-def _check_whole(grown: Tokenizer, tokens: Sequence[_NewToken]) -> None:
-    """Raises UserError unless the text of each new token is this token alone."""
-    for new, ids in zip(tokens, _pieces(grown, tokens), strict=True):
-        if ids != (grown.id_of(new.token),):
-            raise UserError(
-                f"{new.text.strip()!r:.60} would still be {' '.join(grown.tokens(ids))}, since it is too long or "
-                "contains a token that takes precedence. Remove it"
-            )
 
 
 class Usage:
@@ -275,7 +292,7 @@ class Usage:
         self._library = wordpiece.library_tokenizer(spec) if isinstance(spec, WordPieceSpec) else None
 
     def add(self, texts: Sequence[str]) -> None:
-        """Counts the tokens of texts alone, of those that continue a document (data_prep.worker), and of tasks."""
+        """Counts the tokens of texts alone, of texts that continue a document (data_prep.worker), and of tasks."""
         self._add(self._tokenizer, texts)
         if self._tokenizer.within_text is not self._tokenizer:
             self._used[self._tokenizer.within_text.encode_many(texts)[0]] = True
@@ -288,86 +305,73 @@ class Usage:
         if tokenizer.kind == "bpe":
             self._used[tokenizer.encode_many([f" {text}" for text in texts if text])[0]] = True
         self._texts += len(ids) > 0
-        if self._library:
-            unknown = np.flatnonzero(ids == tokenizer.unk_id)
-            for index in np.unique(np.searchsorted(offsets, unknown, side="right") - 1):
-                tokens, spans = tokenizer.encode_offsets(texts[index])
-                for begin, end in spans[tokens == tokenizer.unk_id].tolist():
-                    normal = self._library.normalizer.normalize_str(texts[index][begin:end])
-                    self._unknown.update(word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(normal))
+        if not self._library:
+            return
+        # Unknown words, which `trim` must not make known.
+        unknown = np.flatnonzero(ids == tokenizer.unk_id)
+        for index in np.unique(np.searchsorted(offsets, unknown, side="right") - 1):
+            tokens, spans = tokenizer.encode_offsets(texts[index])
+            for begin, end in spans[tokens == tokenizer.unk_id].tolist():
+                normal = self._library.normalizer.normalize_str(texts[index][begin:end])
+                self._unknown.update(word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(normal))
 
     def trim(self) -> VocabularyChange:
-        """Returns the vocabulary without unused tokens; the others keep their order.
-
-        Raises UserError if the texts had no tokens.
-        """
+        """Drops unused tokens; the others keep their order. Raises UserError if the texts had no tokens."""
         if not self._texts:
             raise UserError("it has no text. Name the text whose tokens are to be kept")
         spec = self._tokenizer.spec
         tokens = spec.all_tokens()
-        kept = {tokens[index] for index in np.flatnonzero(self._used)}
-        kept |= {tokens[index] for index in spec.special_ids()}
-        trimmed: TokenizerSpec
+        used = {tokens[index] for index in (*np.flatnonzero(self._used), *spec.special_ids())}
+        if isinstance(spec, SentencePieceSpec):
+            return _change(spec, _trim_sentencepiece(spec, used))
+        assert isinstance(spec, WordPieceSpec | ByteBPESpec)
+        used |= {token.content for token in spec.added}
         if isinstance(spec, WordPieceSpec):
-            trimmed = _trim_wordpiece(spec, kept, self._unknown)
-        elif isinstance(spec, ByteBPESpec):
-            trimmed = _trim_byte_bpe(spec, kept)
-        else:
-            assert isinstance(spec, SentencePieceSpec)
-            trimmed = _trim_sentencepiece(spec, kept)
-        return VocabularyChange.of(spec, trimmed)
+            # The longest match still takes the tokens that it took. An unknown word could become known if a match
+            # becomes shorter, so all tokens that occur in it stay.
+            used |= {token for token in spec.tokens if len(spec.surface(token)) == 1}
+            for word in self._unknown:
+                if len(word) <= spec.max_word_length:  # longer ones are unknown in any vocabulary
+                    for begin in range(len(word)):
+                        prefix = spec.continuation_prefix if begin else ""
+                        used.update(prefix + word[begin:end] for end in range(begin + 1, len(word) + 1))
+            tokens = tuple(token for token in spec.tokens if token in used)
+            return _change(spec, dataclasses.replace(spec, tokens=tokens))
+        # The merges that build used tokens stay, with their parts, so the same merges apply in the same order.
+        parts: dict[str, list[tuple[str, str]]] = {}
+        for left, right in spec.merges:
+            parts.setdefault(left + right, []).append((left, right))
+        used |= {token for token in spec.tokens if len(token) == 1}
+        used = _with_parts(used, lambda token: parts.get(token, ()))
+        merges = tuple(merge for merge in spec.merges if "".join(merge) in used)
+        tokens = tuple(token for token in spec.tokens if token in used)
+        return _change(spec, dataclasses.replace(spec, tokens=tokens, merges=merges))
 
 
-def _trim_wordpiece(spec: WordPieceSpec, kept: set[str], unknown: Iterable[str]) -> WordPieceSpec:
-    """Without the tokens that were not taken, the longest match still takes those that it took.
+def _trim_sentencepiece(spec: SentencePieceSpec, used: set[str]) -> SentencePieceSpec:
+    """Keeps pieces other than normal ones (special ones, bytes, users' pieces) and those that determine the best path.
 
-    An unknown word could become known where a match becomes shorter, so all tokens that occur in it stay.
-    """
-    kept = kept | {token.content for token in spec.added}
-    kept |= {token for token in spec.tokens if len(spec.surface(token)) == 1}
-    for word in unknown:
-        if len(word) <= spec.max_word_length:  # longer ones are unknown in any vocabulary
-            for begin in range(len(word)):
-                prefix = spec.continuation_prefix if begin else ""
-                kept.update(prefix + word[begin:end] for end in range(begin + 1, len(word) + 1))
-    return dataclasses.replace(spec, tokens=tuple(token for token in spec.tokens if token in kept))
-
-
-def _trim_byte_bpe(spec: ByteBPESpec, kept: set[str]) -> ByteBPESpec:
-    """The merges that build kept tokens stay, with their parts, so the same merges apply in the same order."""
-    kept = kept | {token.content for token in spec.added} | {token for token in spec.tokens if len(token) == 1}
-    parts: dict[str, list[tuple[str, str]]] = {}
-    for left, right in spec.merges:
-        parts.setdefault(left + right, []).append((left, right))
-    kept = _with_parts(kept, lambda token: parts.get(token, ()))
-    merges = tuple(merge for merge in spec.merges if "".join(merge) in kept)
-    return dataclasses.replace(spec, tokens=tuple(token for token in spec.tokens if token in kept), merges=merges)
-
-
-def _trim_sentencepiece(spec: SentencePieceSpec, kept: set[str]) -> SentencePieceSpec:
-    """Pieces other than normal ones stay (special ones, bytes, those of users), and what determines the best path.
-
-    In Unigram this is the rarest piece, from which the score of unknown text follows, and the most frequent one, from
-    which that of users' pieces follows. In BPE a piece is built of two pieces, so these stay too.
+    In Unigram these are the rarest piece, from which the score of unknown text follows, and the most frequent one, from
+    which the score of users' pieces follows. In BPE a piece is built from two pieces, so these stay too.
     """
     model = spec.parsed
     scores = {piece.piece: piece.score for piece in model.pieces if piece.type == piece.NORMAL}
-    kept = kept | {piece.piece for piece in model.pieces if piece.type != piece.NORMAL or len(piece.piece) == 1}
+    used = used | {piece.piece for piece in model.pieces if piece.type != piece.NORMAL or len(piece.piece) == 1}
     if spec.kind == "unigram":
-        kept |= {min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)}
+        used |= {min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)}
     else:
         known = set(spec.pieces)
-        kept = _with_parts(
-            kept,
-            lambda piece: [
-                parts for cut in range(1, len(piece)) if known.issuperset(parts := (piece[:cut], piece[cut:]))
-            ],
-        )
+
+        def parts(piece: str) -> Iterable[tuple[str, str]]:
+            pairs = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
+            return (pair for pair in pairs if known.issuperset(pair))
+
+        used = _with_parts(used, parts)
     trimmed = type(model)()
     trimmed.CopyFrom(model)
     trimmed.DiscardUnknownFields()  # among them samples by which the library tests an unchanged model
     trimmed.ClearField("pieces")
-    trimmed.pieces.extend(piece for piece in model.pieces if piece.piece in kept)
+    trimmed.pieces.extend(piece for piece in model.pieces if piece.piece in used)
     ids = {piece.piece: index for index, piece in enumerate(trimmed.pieces)}
     trainer = trimmed.trainer_spec
     trainer.vocab_size = len(ids)
@@ -378,7 +382,7 @@ def _trim_sentencepiece(spec: SentencePieceSpec, kept: set[str]) -> SentencePiec
 
 
 def _with_parts(tokens: Iterable[str], parts: Callable[[str], Iterable[tuple[str, str]]]) -> set[str]:
-    """Returns tokens with all of their parts, recursively; parts lists the pairs that a token is merged from."""
+    """Adds all parts of tokens, recursively; `parts` lists the pairs that a token is merged from."""
     reached: set[str] = set()
     waiting = list(tokens)
     while waiting:

@@ -1,12 +1,12 @@
-"""Reads and writes what a sentence-transformers folder has in addition to the Hugging Face format.
+"""Reads and writes the files that a sentence-transformers folder adds to the Hugging Face format.
 
 modules.json                        the modules in order: Transformer, Pooling, Normalize; a Dropout does nothing
 1_Pooling/config.json               the pooling
-sentence_bert_config.json           max_seq_length, do_lower_case; in old folders by the name of another family
+sentence_bert_config.json           max_seq_length, do_lower_case; old folders name it after another family
 config_sentence_transformers.json   prompts, default_prompt_name, similarity_fn_name, truncate_dim
 
-They are kept as a task of the kind `embedding` (bert_jax/tasks/kinds/embedding.py). What bert_jax cannot compute, such
-as another module, is described where the pooling would be, so that only what needs the vectors is refused.
+They become a task of the kind `embedding` (bert_jax/tasks/kinds/embedding.py). If bert_jax cannot compute something,
+such as another module, the task's pooling describes it, so only vectors are refused.
 """
 
 import json
@@ -21,17 +21,16 @@ from bert_jax.tokenization.vocabulary import Vocabulary
 
 MODULES_FILE = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
-# The names that old versions gave it, which the library reads too, in this order.
+# Its names in old folders, in the order in which the library tries them.
 OLD_LENGTH_FILES = tuple(
     f"sentence_{family}_config.json"
     for family in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 PROMPTS_FILE = "config_sentence_transformers.json"
 TOKENIZER_FILE = "tokenizer_config.json"
-POOLING, NORMALIZE = "1_Pooling", "2_Normalize"
 KIND = "embedding"
 COSINE, DOT = "cosine", "dot"  # how vectors are compared: by cosines unless a folder says otherwise
-# The names of Pooling's settings that every version of sentence-transformers reads.
+# Names of Pooling's settings that every version of sentence-transformers reads.
 MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -41,113 +40,59 @@ MODES = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 NAMES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
-# Names of prompts that the library's encode_document knows but never uses: each model has a prompt `document`, which
+# Names of prompts that the library's encode_document knows but never uses: every model has a prompt `document`, which
 # may be empty.
 UNUSED_PROMPTS = ("passage", "corpus")
 
 
 def is_folder(directory: Path) -> bool:
-    """Whether a Hugging Face folder is one of sentence-transformers."""
+    """Whether a Hugging Face folder is a sentence-transformers folder."""
     return (directory / MODULES_FILE).is_file()
 
 
+def read_optional(path: Path) -> dict[str, Any]:
+    """Reads a JSON file; empty if there is none."""
+    return read_json(path) if path.exists() else {}
+
+
 def read_task(directory: Path, model: ModelConfig, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Returns the task of a folder. Raises UserError for damaged files."""
-    steps = []
+    """Reads a folder's task. Raises UserError for damaged files."""
+    file = directory / MODULES_FILE
+    try:
+        modules = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not valid JSON ({error}). Download it again") from error
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise UserError(f"{file} is not a list of modules. Download it again")
+    poolings = []
     normalize = False
-    for module in _read_modules(directory / MODULES_FILE):
+    for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
         if kind == "Pooling":
-            steps.append(_pooling(read_json(directory / str(module.get("path", "")) / "config.json")))
+            poolings.append(_pooling(read_json(directory / str(module.get("path", "")) / "config.json")))
         elif kind == "Normalize":
             normalize = True
         elif kind not in ("Transformer", "Dropout"):
-            steps.append(f"{kind} ({MODULES_FILE})")
-    names = (LENGTH_FILE, *OLD_LENGTH_FILES)
-    file = next((name for name in names if (directory / name).exists()), LENGTH_FILE)
-    length = _optional(directory / file)
+            poolings.append(f"{kind} ({MODULES_FILE})")
+    name = next((name for name in (LENGTH_FILE, *OLD_LENGTH_FILES) if (directory / name).exists()), LENGTH_FILE)
+    length = read_optional(directory / name)
     if length.get("do_lower_case") and not vocabulary.lowercase:
-        steps.append(f"of lower-cased text ({file})")
-    limit = length.get("max_seq_length") or _optional(directory / TOKENIZER_FILE).get("model_max_length")
+        poolings.append(f"of lower-cased text ({name})")
+    limit = length.get("max_seq_length") or read_optional(directory / TOKENIZER_FILE).get("model_max_length")
     limit = limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else model.max_positions
     return {
         "name": "own",
         "kind": KIND,
         "labels": [],
         "max_length": min(limit, model.max_positions),
-        "pooling": ", ".join(steps) or "mean",
+        "pooling": ", ".join(poolings) or "mean",
         "normalize": normalize,
-        **_settings(directory / PROMPTS_FILE),
+        **_read_settings(directory / PROMPTS_FILE),
     }
 
 
-def write(task: Mapping[str, Any], width: int, directory: Path) -> None:
-    """Writes the files of a task of this kind into a Hugging Face folder.
-
-    task has the keys of read_task, of which prompts, similarity and truncate_dim may be absent.
-    """
-    prefix = "sentence_transformers.models"
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if task["normalize"] else [])]
-    modules = [
-        {"idx": number, "name": str(number), "path": f"{number}_{kind}" if number else "", "type": f"{prefix}.{kind}"}
-        for number, kind in enumerate(kinds)
-    ]
-    (directory / MODULES_FILE).write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
-    mode = next(known for known, name in NAMES.items() if name == task["pooling"])
-    (directory / POOLING).mkdir()
-    pooling = {"word_embedding_dimension": width} | {key: name == mode for key, name in MODES.items()}
-    write_json(directory / POOLING / "config.json", pooling | {"include_prompt": True})
-    if task["normalize"]:
-        (directory / NORMALIZE).mkdir()
-    write_json(directory / LENGTH_FILE, {"max_seq_length": task["max_length"], "do_lower_case": False})
-    write_json(directory / PROMPTS_FILE, written_settings(task))
-
-
-def written_settings(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of config_sentence_transformers.json for a task, which has the keys that `write` expects."""
-    named = {"query": task.get("query_prompt"), "document": task.get("document_prompt")}
-    prompts = dict(task.get("prompts") or ()) | {name: text for name, text in named.items() if text}
-    default = None
-    if text := task.get("prompt"):
-        default = next((name for name, known in prompts.items() if known == text), "default")
-        prompts[default] = text
-    values: dict[str, Any] = {"prompts": prompts, "default_prompt_name": default}
-    values["similarity_fn_name"] = task.get("similarity", COSINE)
-    if size := task.get("truncate_dim"):
-        values["truncate_dim"] = size
-    return values
-
-
-def has_known_pooling(task: Mapping[str, Any]) -> bool:
-    """Returns whether bert_jax can compute, and `write` can describe, the pooling of a task of this kind."""
-    return task["pooling"] in NAMES.values()
-
-
-def prompts_of(task: Mapping[str, Any]) -> list[str]:
-    """Returns the texts of all prompts of a task of this kind, which has the keys of read_task."""
-    named = [text for _, text in task.get("prompts") or ()]
-    texts = [task.get(key) for key in ("prompt", "query_prompt", "document_prompt")]
-    return list(dict.fromkeys(text for text in (*texts, *named) if text))
-
-
-def unused_document_prompt(task: Mapping[str, Any]) -> str:
-    """Returns the name of a prompt that may be meant for documents, of a task whose documents have none; else ''."""
-    prompts = {} if task.get("document_prompt") else dict(task.get("prompts") or ())
-    return next((name for name in UNUSED_PROMPTS if prompts.get(name)), "")
-
-
-def _read_modules(path: Path) -> list[Mapping[str, Any]]:
-    try:
-        modules = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON ({error}). Download it again") from error
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise UserError(f"{path} is not a list of modules. Download it again")
-    return modules
-
-
 def _pooling(values: Mapping[str, Any]) -> str:
-    """Returns a pooling, or a description of one that is not among NAMES."""
+    """A pooling, or the description of one that is not among NAMES."""
     modes = values.get("pooling_mode")
     if modes is None:
         modes = [name for key, name in MODES.items() if values.get(key)] or ["mean"]
@@ -156,8 +101,8 @@ def _pooling(values: Mapping[str, Any]) -> str:
     return pooling if values.get("include_prompt", True) else f"{pooling} without the prompt"
 
 
-def _settings(path: Path) -> dict[str, Any]:
-    values = _optional(path)
+def _read_settings(path: Path) -> dict[str, Any]:
+    values = read_optional(path)
     prompts = values.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise UserError(f"{path}: prompts is {prompts!r:.60}; expected a text for each name")
@@ -175,5 +120,55 @@ def _settings(path: Path) -> dict[str, Any]:
     }
 
 
-def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
+def write(task: Mapping[str, Any], width: int, directory: Path) -> None:
+    """Writes an embedding task's files into a Hugging Face folder.
+
+    task has the keys of read_task; prompts, similarity and truncate_dim may be absent.
+    """
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if task["normalize"] else [])]
+    modules = []
+    for index, kind in enumerate(kinds):
+        path = f"{index}_{kind}" if index else ""  # the Transformer is the folder itself
+        (directory / path).mkdir(exist_ok=True)
+        kind = f"sentence_transformers.models.{kind}"
+        modules.append({"idx": index, "name": str(index), "path": path, "type": kind})
+    (directory / MODULES_FILE).write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
+    modes = {key: NAMES.get(mode) == task["pooling"] for key, mode in MODES.items()}
+    pooling = {"word_embedding_dimension": width, **modes, "include_prompt": True}
+    write_json(directory / "1_Pooling" / "config.json", pooling)
+    write_json(directory / LENGTH_FILE, {"max_seq_length": task["max_length"], "do_lower_case": False})
+    write_json(directory / PROMPTS_FILE, written_settings(task))
+
+
+def written_settings(task: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of config_sentence_transformers.json for a task with the keys that `write` expects."""
+    named = {"query": task.get("query_prompt"), "document": task.get("document_prompt")}
+    prompts = dict(task.get("prompts") or ()) | {name: text for name, text in named.items() if text}
+    default = None
+    if text := task.get("prompt"):
+        default = next((name for name, known in prompts.items() if known == text), "default")
+        prompts[default] = text
+    values = {
+        "prompts": prompts,
+        "default_prompt_name": default,
+        "similarity_fn_name": task.get("similarity", COSINE),
+    }
+    return values | ({"truncate_dim": task["truncate_dim"]} if task.get("truncate_dim") else {})
+
+
+def has_known_pooling(task: Mapping[str, Any]) -> bool:
+    """Whether bert_jax can compute, and `write` can describe, an embedding task's pooling."""
+    return task["pooling"] in NAMES.values()
+
+
+def prompt_texts(task: Mapping[str, Any]) -> list[str]:
+    """The texts of all prompts of an embedding task."""
+    named = [text for _, text in task.get("prompts") or ()]
+    texts = [task.get(key) for key in ("prompt", "query_prompt", "document_prompt")]
+    return list(dict.fromkeys(text for text in (*texts, *named) if text))
+
+
+def unused_document_prompt(task: Mapping[str, Any]) -> str:
+    """The name of a prompt that may be meant for documents if the task has no document prompt; else empty."""
+    prompts = {} if task.get("document_prompt") else dict(task.get("prompts") or ())
+    return next((name for name in UNUSED_PROMPTS if prompts.get(name)), "")

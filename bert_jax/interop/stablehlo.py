@@ -2,11 +2,10 @@
 
 The first half defines the programs (hidden_states, text_vectors, predictions) as functions of parameters and inputs;
 onnx.py exports the same ones. `write`, in the second half, exports them to a folder. Parameters are an argument, so the
-programs are small and share one file of tensors. Batch size and length are symbolic: one program serves every batch,
-and every length up to the model's number of positions.
+programs are small and share one file of tensors. Batch size and length are symbolic: a program serves every batch and
+every length up to the model's number of positions.
 """
 
-import dataclasses
 import json
 import string
 from collections.abc import Callable, Mapping
@@ -23,25 +22,11 @@ from bert_jax.errors import UserError
 from bert_jax.interop import sentence_transformers
 from bert_jax.interop.huggingface import PROGRAMS_FILE, report, save_tensors
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model import layers
+from bert_jax.model import layers, outputs
 from bert_jax.model.bert import Bert, bind
 from bert_jax.model.heads.basic import pool_rows, unit_vectors
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.heads.structured import allowed_by, scheme_of
-from bert_jax.model.outputs import (
-    answer_logits,
-    choice_logits,
-    class_logits,
-    next_sentence_logits,
-    pool_vectors,
-    replaced_token_logits,
-    sequence_vectors,
-    span_logits,
-    span_vectors,
-    tag_logits,
-    task_states,
-    vocabulary_logits,
-)
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.transformer import Encoded
 from bert_jax.storage.files import atomic_folder, write_json
@@ -55,8 +40,7 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 Outputs = dict[str, Shaped[Array, "..."]]
 Program = Callable[[dict[str, Array], dict[str, Array]], Outputs]  # (parameters by path, inputs by name) -> outputs
 
-# Of the runtime of programs: the only kernel that supports every platform and every length.
-ATTENTION = "einsum"
+ATTENTION = "einsum"  # the only kernel that supports every platform and every length
 
 INPUTS = {
     "input_ids": "token ids; any in padding",
@@ -67,7 +51,7 @@ INPUTS = {
 
 
 class Rows(NamedTuple):
-    """The batch of a program: one sequence per row, starting at the first position."""
+    """A program's batch: one sequence per row, starting at the first position."""
 
     input_ids: Int[Array, "B T"]
     segment_ids: Int[Array, "B T"]
@@ -76,130 +60,124 @@ class Rows(NamedTuple):
 
 
 def symbolic_sizes(loaded: LoadedModel) -> tuple:
-    """Returns batch and length as symbols; the length is bounded by the model's positions."""
+    """Batch and length as symbols; the length is bounded by the model's positions."""
     return tuple(export.symbolic_shape("batch, length", constraints=[f"length <= {loaded.model.max_positions}"]))
 
 
 def input_names(loaded: LoadedModel) -> list[str]:
-    """Returns the names of the inputs that the programs of a model have, in their order."""
+    """The names of the inputs that a model's programs have, in their order."""
     left_out = {"segment_ids": loaded.model.segment_types < 2, "tagged": not loaded.heads.crf}
     return [name for name in INPUTS if not left_out.get(name)]
 
 
-def hidden_states(loaded: LoadedModel, runtime: Runtime) -> Program:
-    """Returns the program of `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]."""
-
+def _program(
+    loaded: LoadedModel, runtime: Runtime, compute_outputs: Callable[[Bert, Rows, Encoded, dict[str, Array]], Outputs]
+) -> Program:
     def compute(parameters: dict[str, Array], inputs: dict[str, Array]) -> Outputs:
-        model, rows, encoded = _run(loaded, parameters, inputs, runtime)
-        outputs = {"last": encoded.last}
-        if loaded.heads.pooler:
-            outputs["pooled"] = _sequence_vectors(model, rows, encoded)[:, 0]
-        return _widened(outputs)
+        # Parameters of another dtype are widened: norms and sums of embeddings are float32 in any case.
+        wide = {path: value.astype(jnp.float32) for path, value in parameters.items()}
+        model = bind(loaded.model, loaded.heads, layers.unflatten(wide), runtime)
+        real = jnp.minimum(inputs["attention_mask"], 1)
+        segments = inputs.get("segment_ids", jnp.zeros_like(real))
+        rows = Rows(inputs["input_ids"], segments * real, real, (jnp.cumsum(real, axis=1) - 1) * real)
+        encoded = model.encode(rows, all_layers=loaded.heads.layer_mix)
+        values = compute_outputs(model, rows, encoded, inputs)
+        return {
+            name: value.astype(jnp.float32) if jnp.issubdtype(value.dtype, jnp.floating) else value
+            for name, value in values.items()
+        }
 
     return compute
+
+
+def _sequence_vectors(model: Bert, rows: Rows, encoded: Encoded) -> Float[Array, "B 1 D"]:
+    states, first = outputs.task_states(model, encoded), jnp.zeros_like(rows.input_ids[:, :1])
+    return outputs.sequence_vectors(model, states, rows.sequence_ids, first)
+
+
+def hidden_states(loaded: LoadedModel, runtime: Runtime) -> Program:
+    """The program of `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]."""
+
+    def compute(model: Bert, rows: Rows, encoded: Encoded, inputs: dict[str, Array]) -> Outputs:
+        pooled = {"pooled": _sequence_vectors(model, rows, encoded)[:, 0]} if loaded.heads.pooler else {}
+        return {"last": encoded.last, **pooled}
+
+    return _program(loaded, runtime, compute)
 
 
 def text_vectors(loaded: LoadedModel, runtime: Runtime, settings: Mapping[str, Any]) -> Program:
-    """Returns the program of `last` f32[B,T,D] and of `vector` f32[B,W], that of a text as `embed` makes it by default.
+    """The program of `last` f32[B,T,D] and of `vector` f32[B,W], a text's vector as `embed` makes it by default.
 
-    settings    pooling, normalize and, if W is not D, truncate_dim of a task of vectors; W is D without it
+    settings has an embedding task's pooling, normalize and, if W is not D, truncate_dim.
     """
-    size = settings.get("truncate_dim") or None
 
-    def compute(parameters: dict[str, Array], inputs: dict[str, Array]) -> Outputs:
-        _, rows, encoded = _run(loaded, parameters, inputs, runtime)
+    def compute(model: Bert, rows: Rows, encoded: Encoded, inputs: dict[str, Array]) -> Outputs:
         vector = pool_rows(settings["pooling"], encoded.last, rows.sequence_ids)
         vector = unit_vectors(vector) if settings["normalize"] else vector
-        return _widened({"last": encoded.last, "vector": vector[:, :size]})
+        return {"last": encoded.last, "vector": vector[:, : settings.get("truncate_dim") or None]}
 
-    return compute
+    return _program(loaded, runtime, compute)
 
 
 def predictions(loaded: LoadedModel, runtime: Runtime) -> Program:
-    """Returns the program of the logits of each head; stablehlo.write lists them."""
+    """The program of every head's logits; stablehlo.write lists them."""
+    heads = loaded.heads
 
-    def compute(parameters: dict[str, Array], inputs: dict[str, Array]) -> Outputs:
-        model, rows, encoded = _run(loaded, parameters, inputs, runtime)
+    def compute(model: Bert, rows: Rows, encoded: Encoded, inputs: dict[str, Array]) -> Outputs:
+        last = encoded.last
         logits: Outputs = {}
-        if loaded.heads.mlm or loaded.heads.lm:
-            parts = {"mlm_logits" if loaded.heads.mlm else "lm_logits": encoded.last}
-            if names := ENCODERS[loaded.model.encoder].logits:
-                parts = dict(zip(names, jnp.split(encoded.last, len(names), axis=-1), strict=True))
-            for name, vectors in parts.items():
-                logits[name] = vocabulary_logits(model, vectors)[..., : loaded.model.vocab_size]
-        if loaded.heads.replaced_tokens:
-            logits["replaced_token_logits"] = replaced_token_logits(model, encoded.last)
-        if loaded.heads.next_sentence:
-            logits["next_sentence_logits"] = next_sentence_logits(model, pool_vectors(model, encoded.last[:, :1]))[:, 0]
-        if loaded.heads.classes or loaded.heads.choices:
-            vectors = _sequence_vectors(model, rows, encoded)
-            name, head = ("class_logits", class_logits) if loaded.heads.classes else ("choice_logits", choice_logits)
-            logits[name] = head(model, vectors)[:, 0]
-        if loaded.heads.tags:
-            logits["tag_logits"] = tag_logits(model, task_states(model, encoded))
-        if loaded.heads.crf:
+        if heads.mlm or heads.lm:
+            # An encoder of two directions has logits for each.
+            names = ENCODERS[loaded.model.encoder].logits or ("mlm_logits" if heads.mlm else "lm_logits",)
+            parts = jnp.split(last, len(names), axis=-1) if len(names) > 1 else [last]
+            for name, states in zip(names, parts, strict=True):
+                logits[name] = outputs.vocabulary_logits(model, states)[..., : loaded.model.vocab_size]
+        if heads.replaced_tokens:
+            logits["replaced_token_logits"] = outputs.replaced_token_logits(model, last)
+        if heads.next_sentence:
+            pooled = outputs.pool_vectors(model, last[:, :1])
+            logits["next_sentence_logits"] = outputs.next_sentence_logits(model, pooled)[:, 0]
+        if heads.classes:
+            logits["class_logits"] = outputs.class_logits(model, _sequence_vectors(model, rows, encoded))[:, 0]
+        elif heads.choices:
+            logits["choice_logits"] = outputs.choice_logits(model, _sequence_vectors(model, rows, encoded))[:, 0]
+        if heads.tags:
+            logits["tag_logits"] = outputs.tag_logits(model, outputs.task_states(model, encoded))
+        if heads.crf:
             tagged = (inputs["tagged"] > 0) & (rows.sequence_ids > 0)
             allowed = allowed_by(scheme_of(loaded.task["labels"]) if loaded.task else None)
             logits["tags"], _ = model.head("crf").decode(logits["tag_logits"], tagged, rows.sequence_ids, allowed)
-        if loaded.heads.spans.classes:
-            logits["span_logits"] = span_logits(model, span_vectors(model, encoded.last))
-        if loaded.heads.question:
-            logits["answer_logits"] = answer_logits(model, encoded.last)
-        return _widened(logits)
+        if heads.spans.classes:
+            logits["span_logits"] = outputs.span_logits(model, outputs.span_vectors(model, last))
+        if heads.question:
+            logits["answer_logits"] = outputs.answer_logits(model, last)
+        return logits
 
-    return compute
+    return _program(loaded, runtime, compute)
 
 
 def has_predictions(heads: Heads) -> bool:
-    """Returns whether a model has a head whose logits `predictions` returns."""
+    """Whether a model has a head whose logits `predictions` returns."""
     by_token = (heads.mlm, heads.lm, heads.replaced_tokens, heads.tags, heads.question, heads.spans.classes)
     return any((*by_token, heads.next_sentence, heads.classes, heads.choices))
 
 
-def _run(
-    loaded: LoadedModel, parameters: Mapping[str, Array], inputs: Mapping[str, Array], runtime: Runtime
-) -> tuple[Bert, Rows, Encoded]:
-    # Parameters of another dtype are widened: norms and sums of embeddings are float32 in any case.
-    wide = {path: value.astype(jnp.float32) for path, value in parameters.items()}
-    model = bind(loaded.model, loaded.heads, layers.unflatten(wide), runtime)
-    real = jnp.minimum(inputs["attention_mask"], 1)
-    segments = inputs.get("segment_ids", jnp.zeros_like(real))
-    rows = Rows(inputs["input_ids"], segments * real, real, (jnp.cumsum(real, axis=1) - 1) * real)
-    return model, rows, model.encode(rows, all_layers=loaded.heads.layer_mix)
-
-
-def _widened(outputs: Outputs) -> Outputs:
-    """Returns outputs with the dtype float32, except integers."""
-    return {
-        name: value.astype(jnp.float32) if jnp.issubdtype(value.dtype, jnp.floating) else value
-        for name, value in outputs.items()
-    }
-
-
-def _sequence_vectors(model: Bert, rows: Rows, encoded: Encoded) -> Float[Array, "B 1 D"]:
-    return sequence_vectors(
-        model, task_states(model, encoded), rows.sequence_ids, jnp.zeros_like(rows.input_ids[:, :1])
-    )
-
-
 def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") -> None:
-    """Writes the programs of a model to a new folder, which appears complete or not at all.
+    """Writes a model's programs to a new folder, which appears complete or not at all.
 
-    dtype is that of the stored parameters and of the matmuls: float32 or bfloat16. Outputs are float32.
+    Parameters are stored, and matmuls computed, in `dtype`, float32 or bfloat16; outputs are float32.
 
-    hidden_states.stablehlo returns `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]:
-    the pooler's output for the sequence vector that heads.pooling selects, mostly that of [CLS].
-    predictions.stablehlo, written if there are heads, returns the logits of each: `mlm_logits` or
-    `lm_logits` f32[B,T,V] without the padding rows of the vocabulary (of ELMo `forward_lm_logits` and
-    `backward_lm_logits`, of the next and of the previous token), `replaced_token_logits` f32[B,T],
-    `next_sentence_logits` f32[B,2], `class_logits` f32[B,C], `choice_logits` f32[B], `tag_logits` f32[B,T,C],
-    `answer_logits` f32[B,T,2], `span_logits` f32[B,T,K,C] for the spans of 1 to K positions that begin at each
-    position; for a CRF also `tags` i32[B,T], its best path. text_vectors.stablehlo, written if the model was fine-tuned
-    for vectors, returns `vector` f32[B,W] and `last`. `jax.export.deserialize` reads all. programs.json lists inputs,
-    outputs and parameters in order, and the settings of vectors.
+    hidden_states.stablehlo returns `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]: the pooler's
+    output for the sequence vector that heads.pooling selects, mostly [CLS]. predictions.stablehlo, written if there are
+    heads, returns their logits: `mlm_logits` or `lm_logits` f32[B,T,V] without the vocabulary's padding rows (for ELMo
+    `forward_lm_logits` and `backward_lm_logits`, for the next and the previous token), `replaced_token_logits`
+    f32[B,T], `next_sentence_logits` f32[B,2], `class_logits` f32[B,C], `choice_logits` f32[B], `tag_logits` f32[B,T,C],
+    `answer_logits` f32[B,T,2], `span_logits` f32[B,T,K,C] for the spans of 1 to K positions that begin at a position;
+    for a CRF also `tags` i32[B,T], its best path. text_vectors.stablehlo, written if the model was fine-tuned for
+    vectors, returns `vector` f32[B,W] and `last`. `jax.export.deserialize` reads all. programs.json lists inputs,
+    outputs and parameters in order, and the vectors' settings.
 
-    Raises UserError if the folder exists, and for a model of relations, whose spans are chosen outside of
-    the model.
+    Raises UserError if the folder exists, and for relations, whose spans are chosen outside of the model.
     """
     if loaded.heads.spans.relations:
         raise UserError("a model with heads.spans.relations has no StableHLO programs; export it with --format orbax")
@@ -207,116 +185,95 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
     programs = {"hidden_states": hidden_states(loaded, runtime)}
     if has_predictions(loaded.heads):
         programs["predictions"] = predictions(loaded, runtime)
-    vectors = _vector_settings(loaded)
-    if vectors:
-        programs["text_vectors"] = text_vectors(loaded, runtime, vectors)
+    vectors: dict[str, Any] = {}
+    if (task := loaded.task) and task["kind"] == sentence_transformers.KIND:
+        if sentence_transformers.has_known_pooling(task):
+            vectors = {name: task[name] for name in ("pooling", "normalize", "max_length")}
+            vectors |= sentence_transformers.written_settings(task)
+            programs["text_vectors"] = text_vectors(loaded, runtime, vectors)
+        else:
+            report(f"there is no program of the pooling of its vectors, left out: {task['pooling']}")
     params = {path: value.astype(jnp.dtype(dtype)) for path, value in loaded.params.items()}
-    loaded = dataclasses.replace(loaded, params=params)
-    with atomic_folder(directory) as unfinished:
-        descriptions = {}
-        for name, compute in programs.items():
-            exported = _export(compute, loaded)
-            (unfinished / f"{name}{SUFFIX}").write_bytes(exported.serialize())
-            descriptions[name] = {"file": f"{name}{SUFFIX}"} | _describe(exported)
-        save_tensors(loaded.params, unfinished / PARAMETERS_FILE)
-        Tokenizer(loaded.vocabulary.spec).save(unfinished / TOKENIZER)
-        write_json(unfinished / PROGRAMS_FILE, _folder_description(loaded, descriptions, vectors))
-        (unfinished / "README.md").write_text(_readme(loaded, descriptions, vectors), encoding="utf-8")
-
-
-def _vector_settings(loaded: LoadedModel) -> dict[str, Any]:
-    """Returns how a model makes vectors of texts: the keys of text_vectors, max_length, and those of
-    config_sentence_transformers.json; nothing if it was not fine-tuned for vectors.
-
-    Reports a pooling that no program computes.
-    """
-    task = loaded.task
-    if not task or task["kind"] != sentence_transformers.KIND:
-        return {}
-    if not sentence_transformers.has_known_pooling(task):
-        report(f"there is no program of the pooling of its vectors, left out: {task['pooling']}")
-        return {}
-    own = {name: task[name] for name in ("pooling", "normalize", "max_length")}
-    return own | sentence_transformers.written_settings(task)
-
-
-def _export(compute: Program, loaded: LoadedModel) -> export.Exported:
-    sizes = symbolic_sizes(loaded)
-    parameters = {path: jax.ShapeDtypeStruct(value.shape, value.dtype) for path, value in loaded.params.items()}
+    parameters = {path: jax.ShapeDtypeStruct(value.shape, value.dtype) for path, value in params.items()}
+    sizes, words = symbolic_sizes(loaded), loaded.vocabulary
     inputs = {name: jax.ShapeDtypeStruct(sizes, jnp.int32) for name in input_names(loaded)}
-    # Unused arguments are kept so that all programs of a folder have the same signature.
-    return export.export(jax.jit(compute, keep_unused=True), platforms=PLATFORMS)(parameters, inputs)
-
-
-def _describe(exported: export.Exported) -> dict[str, Any]:
-    """Returns inputs and outputs by name, in the order of the program's signature."""
-    (_, inputs), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
-    outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
-    return {
-        "inputs": [_tensor(name, aval) | {"meaning": INPUTS[name]} for name, aval in inputs.items()],
-        "outputs": [_tensor(name, aval) for name, aval in outputs.items()],
-    }
-
-
-def _tensor(name: str, aval: Any) -> dict[str, Any]:
-    shape = [size if isinstance(size, int) else str(size) for size in aval.shape]
-    return {"name": name, "dtype": str(aval.dtype), "shape": shape}
-
-
-def _folder_description(loaded: LoadedModel, programs: Mapping[str, Any], vectors: Mapping[str, Any]) -> dict[str, Any]:
-    words = loaded.vocabulary
-    return {
-        "programs": programs,
+    description: dict[str, Any] = {
+        "programs": {},
         "platforms": list(PLATFORMS),
-        "parameters": [_tensor(path, value) for path, value in sorted(loaded.params.items())],
+        "parameters": [_describe_tensor(path, value) for path, value in sorted(params.items())],
         "model": to_dict(loaded.model),
         "special_ids": {role: words.id_of(token) for role, token in words.roles._asdict().items()},
         "labels": list(loaded.task["labels"]) if loaded.task else [],
         "jax": jax.__version__,
     } | ({"vectors": vectors} if vectors else {})
+    with atomic_folder(directory) as unfinished:
+        for name, compute in programs.items():
+            # Unused arguments are kept so that all programs of a folder have the same signature.
+            jitted = jax.jit(compute, keep_unused=True)
+            exported = export.export(jitted, platforms=PLATFORMS)(parameters, inputs)
+            (unfinished / f"{name}{SUFFIX}").write_bytes(exported.serialize())
+            description["programs"][name] = {"file": f"{name}{SUFFIX}", **_describe_signature(exported)}
+        save_tensors(params, unfinished / PARAMETERS_FILE)
+        Tokenizer(words.spec).save(unfinished / TOKENIZER)
+        write_json(unfinished / PROGRAMS_FILE, description)
+        readme = _readme(loaded, dtype, list(programs)[-1], vectors)
+        (unfinished / "README.md").write_text(readme, encoding="utf-8")
 
 
-def _vectors_text(vectors: Mapping[str, Any]) -> str:
-    """Returns the paragraph of README.md on the vectors of texts; nothing without settings of vectors."""
-    if not vectors:
-        return ""
-    steps = [f"pooled ({vectors['pooling']})"]
-    if vectors["normalize"]:
-        steps.append("divided by its length")
-    if size := vectors.get("truncate_dim"):
-        steps.append(f"cut to its first {size} dimensions")
-    named = ", ".join(f"{name} {_quoted(text)}" for name, text in vectors["prompts"].items() if text) or "none"
-    return (
-        f"`vector` is that of a text: {', '.join(steps)}. With its prompt, a text has at most {vectors['max_length']} "
-        f"tokens; prompts: {named}. `{PROGRAMS_FILE}` has these settings as `vectors`.\n\n"
-    )
+def _describe_signature(exported: export.Exported) -> dict[str, Any]:
+    """Inputs and outputs by name, in their order."""
+    (_, inputs), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+    results = jax.tree.unflatten(exported.out_tree, exported.out_avals)
+    return {
+        "inputs": [_describe_tensor(name, aval) | {"meaning": INPUTS[name]} for name, aval in inputs.items()],
+        "outputs": [_describe_tensor(name, aval) for name, aval in results.items()],
+    }
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def _describe_tensor(name: str, aval: Any) -> dict[str, Any]:
+    shape = [size if isinstance(size, int) else str(size) for size in aval.shape]
+    return {"name": name, "dtype": str(aval.dtype), "shape": shape}
 
 
-def _readme(loaded: LoadedModel, programs: Mapping[str, Any], vectors: Mapping[str, Any]) -> str:
+def _readme(loaded: LoadedModel, dtype: str, program: str, vectors: Mapping[str, Any]) -> str:
+    """Renders README.md, which shows how to run `program`."""
     words = loaded.vocabulary
-    prompt = vectors["prompts"].get(vectors["default_prompt_name"], "") if vectors else ""
+
+    def quoted(text: str) -> str:
+        return json.dumps(text, ensure_ascii=False)
+
+    prompt, paragraph = "", ""
+    if vectors:
+        prompt = vectors["prompts"].get(vectors["default_prompt_name"], "")
+        steps = [f"pooled ({vectors['pooling']})"]
+        if vectors["normalize"]:
+            steps.append("divided by its length")
+        if size := vectors.get("truncate_dim"):
+            steps.append(f"cut to its first {size} dimensions")
+        named = ", ".join(f"{name} {quoted(text)}" for name, text in vectors["prompts"].items() if text) or "none"
+        paragraph = (
+            f"`vector` is that of a text: {', '.join(steps)}. With its prompt, a text has at most "
+            f"{vectors['max_length']} tokens; prompts: {named}. `{PROGRAMS_FILE}` has these settings as `vectors`.\n\n"
+        )
     values = {"segment_ids": "zeros", "tagged": "ones"}
     further = [name for name in input_names(loaded) if name in values]
-    cls, sep = words.roles.cls_token, words.roles.sep_token
-    framed = " ".join([cls, "a", *[sep] * words.between, "b", sep])
-    pair = framed if words.adds_special_tokens else "a b, without special tokens"
-    template = string.Template(README_TEMPLATE.read_text(encoding="utf-8"))
-    return template.substitute(
+    begin, end, pair = "", "", "a b, without special tokens"
+    if words.adds_special_tokens:
+        begin, end = f"{words.cls_id}, ", f", {words.sep_id}"
+        cls, sep = words.roles.cls_token, words.roles.sep_token
+        pair = " ".join([cls, "a", *[sep] * words.between, "b", sep])
+    return string.Template(README_TEMPLATE.read_text(encoding="utf-8")).substitute(
         positions=loaded.model.max_positions,
-        dtype=next(iter(loaded.params.values())).dtype,
+        dtype=dtype,
         platforms=", ".join(PLATFORMS),
         description=PROGRAMS_FILE,
-        text=_quoted(f"{prompt}Some text."),
-        vectors=_vectors_text(vectors),
-        program=f"{list(programs)[-1]}{SUFFIX}",
+        text=quoted(f"{prompt}Some text."),
+        vectors=paragraph,
+        program=f"{program}{SUFFIX}",
         parameters=PARAMETERS_FILE,
         tokenizer=TOKENIZER,
-        begin=f"{words.cls_id}, " if words.adds_special_tokens else "",
-        end=f", {words.sep_id}" if words.adds_special_tokens else "",
+        begin=begin,
+        end=end,
         pair=pair,
         further="".join(f'    "{name}": np.{values[name]}((1, len(ids)), np.int32),\n' for name in further),
     )

@@ -247,16 +247,21 @@ def test_an_average_is_over_the_newest_steps_up_to_the_selected_one(averaged, wo
 @pytest.mark.parametrize(
     "named, average, message",
     [
-        ("", "last:4", r"3 checkpoints up to step 9.*checkpoint\.keep=4"),
-        ("checkpoints/5", "last:3", "2 checkpoints up to step 5"),
-        ("checkpoints/5", "ema", "no moving average"),
-        ("", "last:0", "last:K"),
-        ("", "mean", "ema, or last:K"),
+        ("run", "last:4", r"{key} is last:4, but .* has 3 checkpoints up to step 9.*checkpoint\.keep=4"),
+        ("run/checkpoints/5", "last:3", "{key} is last:3, but .* has 2 checkpoints up to step 5"),
+        ("run/checkpoints/5", "ema", "no moving average .* Use no average, or last:K"),
+        ("run", "last:0", "^unknown {key} 'last:0'; use ema, or last:K"),
+        ("run", "mean", "^unknown {key} 'mean'; use ema, or last:K"),
+        ("out", "ema", r"a single set of weights, not a workdir\. Omit {key}$"),
     ],
 )
-def test_an_unavailable_average_is_refused(workdir, named, average, message):
-    with pytest.raises(UserError, match=message):
-        open_checkpoint(workdir / named, average)
+def test_an_unavailable_average_is_refused_by_its_flag_or_key(averaged, workdir, tmp_path, named, average, message):
+    huggingface_export.write(averaged, tmp_path / "out")
+    path = (tmp_path if named == "out" else workdir.parent) / named
+    with pytest.raises(UserError, match=message.format(key="--average")):
+        open_checkpoint(path, average)
+    with pytest.raises(UserError, match=message.format(key="init_average")):
+        open_initial(TrainConfig(init_from=str(path), init_average=average))
 
 
 def test_an_average_is_exported_and_named_in_the_model_card(averaged, workdir, tmp_path):
@@ -279,19 +284,3 @@ def test_an_average_of_a_parameter_without_axes_is_an_array(tmp_path):
             checkpoints.save(step, {"scale": np.asarray(value, np.float32)}, None, {})
     found = read_params(tmp_path, 2, "last:2")
     assert isinstance(found["scale"], np.ndarray) and found["scale"] == 3.0
-
-
-@pytest.mark.parametrize(
-    "named, average, message",
-    [
-        ("run", "last:4", r"^init_average is last:4, but .* has 3 checkpoints"),
-        ("run", "mean", "^unknown init_average 'mean'; use ema, or last:K"),
-        ("run/checkpoints/5", "ema", "no moving average .* Use no average, or last:K"),
-        ("out", "ema", r"a single set of weights, not a workdir\. Omit init_average$"),
-    ],
-)
-def test_the_start_of_a_run_names_its_own_key(averaged, workdir, tmp_path, named, average, message):
-    huggingface_export.write(averaged, tmp_path / "out")
-    start = (tmp_path if named == "out" else workdir.parent) / named
-    with pytest.raises(UserError, match=message):
-        open_initial(TrainConfig(init_from=str(start), init_average=average))

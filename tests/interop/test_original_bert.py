@@ -229,29 +229,27 @@ def test_damage_is_reported_in_one_line(folder, damage, message):
             lambda d: (d / "vocab.txt").write_text((d / "vocab.txt").read_text() + "more\n"),
             "the tokenizer has 48 tokens, but bert_config.json has vocab_size 47",
         ),
-    ],
-)
-def test_a_missing_or_wrong_file_is_reported(folder, without_tensorflow, damage, message):
-    damage(folder)
-    with pytest.raises(UserError, match=message):
-        original_bert.read(folder)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_hidden_layers": 3}, r"tensor bert/encoder/layer_2/attention/self/query/kernel is missing \(16 in all\)"),
-        ({"num_hidden_layers": 1}, r"tensor bert/encoder/layer_1/\S+ is not part of a BERT .* \(16 such tensors\)"),
+        (
+            {"num_hidden_layers": 3},
+            r"tensor encoder\.layer\.2\.attention\.self\.query\.weight is missing \(16 in all\)",
+        ),
+        (
+            {"num_hidden_layers": 1},
+            r"tensor bert/encoder/layer_1/\S+ \(.* is not part of .* bert_config\.json \(16 such tensors\)",
+        ),
         (
             {"intermediate_size": 24},
-            r"intermediate/dense/kernel has shape \[12, 20\], but bert_config\.json expects \[12, 24\]",
+            r"intermediate/dense/kernel \(.* in transformers\) has shape \[20, 12\], but bert_config.* \[24, 12\]",
         ),
         ({"hidden_act": "swish"}, "hidden_act is 'swish'"),
         ({"hidden_size": "12"}, "hidden_size is '12'; expected an integer"),
     ],
 )
-def test_an_unsupported_field_is_named(folder, without_tensorflow, changes, message):
-    values = json.loads((folder / "bert_config.json").read_text())
-    (folder / "bert_config.json").write_text(json.dumps(values | changes))
+def test_a_wrong_file_or_field_is_reported(folder, without_tensorflow, damage, message):
+    if callable(damage):
+        damage(folder)
+    else:
+        file = folder / "bert_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | damage))
     with pytest.raises(UserError, match=message):
         original_bert.read(folder)

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from tokenizer_kinds import ROBERTA_TOKENS, byte_pairs, make, random_texts
 
-from bert_jax.commands.resize_vocabulary import texts_of
+from bert_jax.commands.resize_vocabulary import document_texts
 from bert_jax.errors import UserError
 from bert_jax.interop.resizing import Usage, grow
 from bert_jax.tokenization import tokenizer
@@ -240,7 +240,7 @@ def test_the_sentences_of_a_line_have_the_same_tokens_in_shards(kind, sample_tex
         "He left. “It rained.” It did.",
     ]
     unit = Unit("train", 0, ("\n".join(document).encode(),), "")
-    new = trimmed(old, list(texts_of("\n".join(document))))
+    new = trimmed(old, list(document_texts("\n".join(document))))
     assert new.tokens(encode(new, unit).ids) == old.tokens(encode(old, unit).ids)
 
 

@@ -290,23 +290,22 @@ def test_a_folder_whose_class_has_a_head_may_hold_the_encoder_alone(folder, arra
         huggingface.read(path)
 
 
-def test_a_model_of_another_kind_is_exported_with_the_mean(tmp_path):
-    loaded = random_checkpoint(tmp_path / "words", odd_config(), Heads(mlm=True, next_sentence=True, pooler=True))
+@pytest.mark.parametrize(
+    ("model", "heads", "exported"),
+    [
+        (odd_config(), Heads(mlm=True, next_sentence=True, pooler=True), Heads(pooler=True)),
+        (FAMILIES["modernbert"], Heads(pooler=True, classes=2), Heads()),  # a family without a pooler
+    ],
+)
+def test_a_model_of_another_kind_is_exported_with_the_mean(tmp_path, model, heads, exported):
+    loaded = random_checkpoint(tmp_path / "words", model, heads)
     huggingface_export.write_sentence_transformer(loaded, tmp_path / "out")
     read = open_checkpoint(tmp_path / "out")
-    assert (read.heads, read.task["pooling"], read.task["normalize"]) == (Heads(pooler=True), "mean", False)
+    assert (read.heads, read.task["pooling"], read.task["normalize"]) == (exported, "mean", False)
     np.testing.assert_array_equal(embed(read, ["the cat"])["embeddings"], embed(loaded, ["the cat"])["embeddings"])
     unknown = dataclasses.replace(loaded, task={"kind": "embedding", "pooling": "mean + max"})
     with pytest.raises(UserError, match=r"cannot be written: mean \+ max"):
         huggingface_export.write_sentence_transformer(unknown, tmp_path / "other")
-
-
-def test_a_classifier_of_a_family_without_a_pooler_is_exported_with_the_mean(tmp_path):
-    loaded = random_checkpoint(tmp_path / "words", FAMILIES["modernbert"], Heads(pooler=True, classes=2))
-    huggingface_export.write_sentence_transformer(loaded, tmp_path / "out")
-    read = open_checkpoint(tmp_path / "out")
-    assert (read.heads, read.task["pooling"]) == (Heads(), "mean")
-    np.testing.assert_array_equal(embed(read, ["the cat"])["embeddings"], embed(loaded, ["the cat"])["embeddings"])
 
 
 def own_vectors(arrays, columns):

@@ -8,7 +8,6 @@ from bert_jax.interop.families.gpt2 import GPT2
 from bert_jax.interop.families.modernbert import MODERNBERT
 from bert_jax.interop.families.mpnet import MPNET
 from bert_jax.interop.families.roberta import ROBERTA, XLM_ROBERTA
-from bert_jax.interop.family import Family
 
 _ALL = (BERT, ROBERTA, XLM_ROBERTA, MODERNBERT, GPT2, DISTILBERT, MPNET, ALBERT, ELECTRA)
-FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
+FAMILIES = {family.model_type: family for family in _ALL}
