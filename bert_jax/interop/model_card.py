@@ -61,7 +61,7 @@ _SETTINGS = (
 )
 
 # Values that change nothing and are not listed; `steps` is the usual data.mask_shape.
-_UNNAMED = (None, "", {}, "auto", "none", "steps", 0, 0.0)
+_UNNAMED: tuple[Any, ...] = (None, "", {}, "auto", "none", "steps", 0, 0.0)
 
 # The masks of objectives that ignore the shards' masks.
 _OWN_MASKS = {"causal": "none", "diffusion": "random rates"}
