@@ -20,10 +20,10 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.errors import Stopped, UserError
 from bert_jax.model import layers
 from bert_jax.storage import hold
-from bert_jax.train import loop, metrics
+from bert_jax.train import loop, metrics, sharding
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.describe import optimizer_warnings
-from bert_jax.train.evaluation import make_evaluator
+from bert_jax.train.evaluation import evaluate_batches
 from bert_jax.train.hooks import Hook, Interruption, Log, Point, Recorder, Save, stopped
 from bert_jax.train.metrics import FOLDER, ProgressLine, read_segments
 from bert_jax.train.objectives import MaskedLMObjective
@@ -88,8 +88,8 @@ def run(dataset, tiny_config, tmp_path):
             tokenizer=tokenizer,
             kind="pretraining",
             evaluators=[
-                lambda plan, mesh: make_evaluator(
-                    plan, mesh, lambda _, rows: held_out.evaluation_batches(8, 16, rows), 8
+                lambda plan, mesh, params, _: evaluate_batches(
+                    plan, mesh, params, {"": held_out.evaluation_batches(8, 16, sharding.local_rows(8, mesh))}, 8
                 )
             ],
         )
@@ -161,18 +161,13 @@ def test_sigterm_interrupts_an_evaluation_which_is_repeated_on_resume(run):
     config = dataclasses.replace(CONFIG, eval=EvalConfig(every_steps=2))
     whole, stopped = run("whole", config), run("stopped", config)
     loop.fit(whole)
-    [make] = stopped.evaluators
+    [evaluate] = stopped.evaluators
 
-    def endless(plan, mesh):
-        evaluate = make(plan, mesh)
-
-        def measure(params, step):
-            if step == 4:
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(60)
-            return evaluate(params, step)
-
-        return measure
+    def endless(plan, mesh, params, step):
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        return evaluate(plan, mesh, params, step)
 
     began = time.monotonic()
     with pytest.raises(Stopped, match="saved step 4"):
@@ -318,11 +313,8 @@ def test_a_resumed_run_is_no_longer_finished(run):
 
 @pytest.mark.slow
 def test_a_failed_evaluation_loses_nothing(run):
-    def broken(plan, mesh):
-        def evaluate(params, steps_done):
-            raise OSError("the held-out shards are gone")
-
-        return evaluate
+    def broken(plan, mesh, params, steps_done):
+        raise OSError("the held-out shards are gone")
 
     config = dataclasses.replace(CONFIG, checkpoint=CheckpointConfig(every_steps=0, every_minutes=0.0))
     failing = run("failing", config, evaluators=[broken])
@@ -510,19 +502,14 @@ def test_a_workdir_that_another_run_holds_is_refused_and_left_alone(run, monkeyp
 @pytest.mark.slow
 def test_a_run_that_another_one_has_replaced_writes_nothing_more(run):
     replaced = run("replaced", dataclasses.replace(CONFIG, eval=EvalConfig(every_steps=4)))
-    [make] = replaced.evaluators
+    [evaluate] = replaced.evaluators
     lines = []
 
-    def replacing(plan, mesh):
-        evaluate = make(plan, mesh)
-
-        def measure(params, step):
-            lines.extend(metrics.read_metrics(replaced.workdir))
-            record = hold.Record.of_this_process()
-            (replaced.workdir / hold.HOLDER_FILE).write_bytes(record.encoded())
-            return evaluate(params, step)
-
-        return measure
+    def replacing(plan, mesh, params, step):
+        lines.extend(metrics.read_metrics(replaced.workdir))
+        record = hold.Record.of_this_process()
+        (replaced.workdir / hold.HOLDER_FILE).write_bytes(record.encoded())
+        return evaluate(plan, mesh, params, step)
 
     with pytest.raises(hold.NoLongerHeld, match="replaced was taken over by process"):
         loop.fit(dataclasses.replace(replaced, evaluators=[replacing]))
