@@ -203,9 +203,8 @@ def _compare_with_origin(run: Run, made_by: dict[str, Any], checkpoints: Checkpo
         return []
     if there is not None and (origin is not None or recorded is not None):
         # A branch's parameters come from its trunk, whatever its own recipe names.
-        made_by["configuration"] |= {
-            key: there["configuration"][key] for key in INITIAL if key in there["configuration"]
-        }
+        trunk = there["configuration"]
+        made_by["configuration"] |= {key: trunk[key] for key in INITIAL if key in trunk}
     differences = check_provenance(run, made_by, there, name, workdir.MAY_CHANGE if origin else ())
     if origin is not None:
         origin.check_left(run)

@@ -102,7 +102,6 @@ def test_a_held_out_batch_has_the_rows_of_one_microbatch(shards_dir, tmp_path, m
         return {}
 
     def fit(run, hooks):
-        prepare.check(run)
         mesh = prepare.make_mesh(run)
         with jax.set_mesh(mesh):
             run.evaluators[0](prepare.make_plan(run), mesh, {}, 0)
