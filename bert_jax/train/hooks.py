@@ -85,13 +85,10 @@ class Recorder:
         self.unlogged = bool(meta.get("unlogged", False))  # the first step's evaluation and line are still to come
         self.budgeted = self.clock.budget > 0 or bool(run.config.budget_replay)
         self.first, self._resumes, self._seconds = meta.get("step", 0), bool(meta), meta.get("seconds", 0.0)
-        self.accumulator = MetricAccumulator(
-            run.model,
-            meta.get("window", {}),
-            FiniteCheck(run.config, meta.get("skipped", 0), run.workdir, opened.checkpoints, self.report),
-            predictions=run.objective.predictions,
-            heads=run.objective.heads,
-        )
+        self.finite = FiniteCheck(run.config, meta.get("skipped", 0), run.workdir, opened.checkpoints, self.report)
+        predictions, heads = run.objective.predictions, run.objective.heads
+        window = meta.get("window", {})
+        self.accumulator = MetricAccumulator(run.model, window, self.finite, predictions=predictions, heads=heads)
         best = opened.checkpoints.best
         self.early_stop: EarlyStop | None = None
         if run.early_stop and best:
@@ -150,7 +147,7 @@ class Recorder:
                 "seconds": self.clock.elapsed,
                 "budget_fraction": self.clock.fraction,
                 "window": self.accumulator.state(),
-                "skipped": self.accumulator.skipped,
+                "skipped": self.finite.skipped,
                 "provenance": self.opened.provenance,
                 "unlogged": unlogged,
                 EVALUATION: point.evaluation,

@@ -32,7 +32,7 @@ from bert_jax.reporting import report
 from bert_jax.tasks import evaluation
 from bert_jax.train import metrics, optim
 from bert_jax.train.clock import TokenLength
-from bert_jax.train.metric_accumulator import FiniteCheck, MetricAccumulator
+from bert_jax.train.metric_accumulator import MetricAccumulator
 from bert_jax.train.objectives import OBJECTIVES, MaskedLMObjective, PhasedObjective, means, pretraining_objective
 from bert_jax.train.objectives.language_modeling import unmasked
 from bert_jax.train.objectives.phased import MaskedTokenBatch, NextTokenBatch
@@ -142,17 +142,8 @@ def test_a_log_line_across_a_border_is_the_mean_of_the_steps_that_have_a_metric(
     steps = [{**step, "loss": next(iter(step.values())), "tokens": 7, "finite": True} for step in steps]
     wanted = {"loss": 3.0, "lm_loss": 11 / 3, "mlm_loss": 2.0}
 
-    class Check(FiniteCheck):
-        skipped = 0
-
-        def __init__(self):
-            """Every step is finite."""
-
-        def __call__(self, step, values):
-            return True
-
     def make(saved):
-        return MetricAccumulator(CONFIG, saved, Check(), predictions=OBJECTIVE.predictions)
+        return MetricAccumulator(CONFIG, saved, lambda step, values: True, predictions=OBJECTIVE.predictions)
 
     for cut in range(len(steps) + 1):
         accumulator = make({})
