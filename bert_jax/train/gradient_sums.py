@@ -240,10 +240,8 @@ def over_devices(
     names = AXES if mesh.shape[TENSOR] == 1 else ROWS
 
     def sharded(params: Any, batch: Any, *others: Any) -> Any:
-        specs = _specs(parameter_spec, params, mesh)
-        sum_specs = _specs(
-            update_spec if config.shard_optimizer else parameter_spec, jax.eval_shape(part, params), mesh
-        )
+        specs, trained = _specs(parameter_spec, params, mesh), jax.eval_shape(part, params)
+        sum_specs = _specs(update_spec if config.shard_optimizer else parameter_spec, trained, mesh)
         spec_of, sum_spec_of = layers.flatten(specs), layers.flatten(sum_specs)
         by_layer = gathered_by_layers(params, spec_of) if microbatches == 1 else {}
         placement = InShard(tuple(sorted(by_layer.items())), dtype)
