@@ -232,14 +232,9 @@ def processes(flags: argparse.Namespace, *, saves: bool = True) -> Iterator[None
     """
     cluster = find(flags)
     peers: failure_detection.Peers | None = None
-    if (
-        cluster is not None
-        and cluster.num_processes is not None
-        and cluster.process_id is not None
-        and cluster.complete
-    ):
+    if cluster is not None and cluster.complete:
         # Before jax connects: its client aborts, with a stack trace, if an address is wrong or a process is missing.
-        peers = _call(flags, (cluster.host, cluster.port), cluster.num_processes, cluster.process_id)
+        peers = _call(flags, (cluster.host, cluster.port), cluster.num_processes or 0, cluster.process_id or 0)
     try:
         if cluster is None or not _initialize(cluster, flags, saves) or jax.process_count() == 1:
             yield

@@ -48,7 +48,7 @@ class Peers:
         self._thread: threading.Thread | None = None
 
     def watch(self, heartbeat_timeout: float, on_stop: Stop) -> None:
-        """Calls on_stop, once and in a thread, as soon as another process stops or is silent for heartbeat_timeout s."""
+        """Calls on_stop, once and in a thread, if a process stops or sends nothing for heartbeat_timeout seconds."""
         self._thread = threading.Thread(
             target=self._watch, args=(heartbeat_timeout, on_stop), name="failure_detection", daemon=True
         )
