@@ -76,7 +76,8 @@ def _finite_means(total: tuple[Terms, Counts], weights: Mapping[str, float]) -> 
 
     The loss comes first, the others by name. Logs, checkpoints and the screen keep this order.
     """
-    metrics = {name: float(value) for name, value in means(*jax.tree.map(jnp.float32, total), weights).items()}
+    terms, counts = jax.tree.map(jnp.float32, total)
+    metrics = {name: float(value) for name, value in means(terms, counts, weights).items()}
     ordered = sorted(metrics, key=lambda name: (name != "loss", name))
     return {name: metrics[name] for name in ordered if not np.isnan(metrics[name])}
 

@@ -257,8 +257,10 @@ class Trained:
         leaves, part = paths.flatten(tree), {}
         for path, layers in self.layers.items():
             shape, dtype = leaves[path].shape, leaves[path].dtype
-            whole = layers is None
-            part[path] = jax.ShapeDtypeStruct(shape, dtype) if whole else SomeLayers(shape[1:], dtype, layers)
+            if layers is None:
+                part[path] = jax.ShapeDtypeStruct(shape, dtype)
+            else:
+                part[path] = SomeLayers(shape[1:], dtype, layers)
         return paths.unflatten(part)
 
     def put(self, tree: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from bert_jax.train.objectives.objective import Counts, Likelihood, Objective, T
 
 ACCURACY = ("accuracy",)
 MASK_FIELDS = ("masked_positions", "masked_ids", "masked_weights")  # of a batch
-# The z-loss keeps the normalizer of the vocabulary's softmax near 1, with the weight config.z_loss: "we use an auxiliary
-# loss of z_loss = 1e-4 * log^2 Z to encourage the softmax normalizer log(Z) to be close to 0" (Chowdhery et al. 2022,
-# PaLM, section 5). The term is the mean of log^2 Z over an objective's predictions, and is logged as z_loss without its
-# weight. With a weight of 0 there is no term.
+# The z-loss keeps the normalizer of the vocabulary's softmax near 1, with the weight config.z_loss: "we use an
+# auxiliary loss of z_loss = 1e-4 * log^2 Z to encourage the softmax normalizer log(Z) to be close to 0" (Chowdhery et
+# al. 2022, PaLM, section 5). The term is the mean of log^2 Z over an objective's predictions, and is logged as z_loss
+# without its weight. With a weight of 0 there is no term.
 Z = "z"
 
 
