@@ -194,8 +194,7 @@ def standard_hooks(recorder: Recorder, evaluate: "Evaluate") -> list[Hook]:
     The order matters. A trace ends first. Early stopping and the log line need the evaluation. A step is saved last,
     after its line: a checkpoint is never newer than the log, so a run that resumes from it repeats nothing.
     """
-    after_evaluation = StopEarly(recorder), Log(recorder), ShowProgress(recorder), Save(recorder)
-    return [Profile(recorder), evaluate, *after_evaluation]
+    return [Profile(recorder), evaluate, StopEarly(recorder), Log(recorder), Save(recorder)]
 
 
 @contextlib.contextmanager
@@ -316,7 +315,7 @@ class StopEarly(Hook):
 
 
 class Log(Hook):
-    """Writes the log lines, with means over the steps since the last one."""
+    """Writes and shows the log lines, with means over the steps since the last one, and shows the first compilation."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -329,33 +328,20 @@ class Log(Hook):
     def __call__(self, point: Point) -> None:
         recorder, run = self._recorder, self._recorder.run
         recorder.opened.check_held()
-        values = recorder.accumulator.close(point.waited_seconds)
+        line = recorder.accumulator.close(point.waited_seconds)
         if run.epochs_before is not None:
             read = run.epochs_before(point.step, run.counted_from)
-            values |= {f"epochs/{name}": epochs for name, epochs in read.items()}
+            line |= {f"epochs/{name}": epochs for name, epochs in read.items()}
         if recorder.budgeted:
-            values["budget_fraction"] = point.fraction
-        point.line = values | {f"eval_{name}": value for name, value in point.evaluation.items()}
+            line["budget_fraction"] = point.fraction
+        held_out = {f"eval_{name}": value for name, value in point.evaluation.items()}
+        point.line = line | held_out
         recorder.writer.write(point.step, point.line)
-
-
-class ShowProgress(Hook):
-    """Shows the last log line, the time left, and the compilation of the first step."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def due(self, point: Point) -> bool:
-        return point.line is not None
-
-    def __call__(self, point: Point) -> None:
-        line = point.line or {}
-        shown = {name: line[name] for name in line if "loss" in name or "accuracy" in name}
-        # All held-out metrics, whatever their names, except those with a slash: they belong to one source of several.
-        shown |= {f"eval_{name}": value for name, value in point.evaluation.items()}
+        # On the screen, all held-out metrics but those with a slash, which belong to one source of several.
+        shown = {name: line[name] for name in line if "loss" in name or "accuracy" in name} | held_out
         shown = {name: value for name, value in shown.items() if "/" not in name}
         shown["tokens/s"] = line["tokens_per_second"]
-        self._recorder.progress.update(point.step, point.fraction, self._recorder.clock.remaining, shown)
+        recorder.progress.update(point.step, point.fraction, recorder.clock.remaining, shown)
 
     @contextlib.contextmanager
     def during(self, step: int) -> Iterator[None]:

@@ -31,15 +31,6 @@ from bert_jax.train.evaluation import Best
 from bert_jax.train.rules import Trained, Unfreezing
 from bert_jax.train.run import Run, Source, root_key, runtime_of
 from bert_jax.train.step import Plan, TrainState, initial_state
-from bert_jax.train.workdir import (
-    CHECKPOINTS,
-    CONFIG_FILE,
-    WorkdirConfig,
-    check_provenance,
-    provenance,
-    runtime_choices,
-    write_config,
-)
 
 # The provenance keys that record a run's initial parameters.
 INITIAL = ("init_from", "init_layers")
@@ -160,14 +151,14 @@ def open_workdir(run: Run) -> Iterator[OpenWorkdir]:
     Raises UserError, and changes nothing, if another run holds the workdir, if the checkpoints belong to another run,
     or if processes were started with different configurations or without a shared workdir.
     """
-    made_by = provenance(run)
-    settings = made_by["configuration"] | runtime_choices(run) | made_by["versions"]
+    made_by = workdir.provenance(run)
+    settings = made_by["configuration"] | workdir.runtime_choices(run) | made_by["versions"]
     distributed.check_same(settings, "start all with the same command")
     config = run.config.checkpoint
     with (
         held_workdir(run.workdir) as check_held,
         Checkpoints(
-            run.workdir / CHECKPOINTS,
+            run.workdir / workdir.CHECKPOINTS,
             keep=config.keep,
             keep_every=config.keep_every,
             best=config.best,
@@ -205,7 +196,7 @@ def _compare_with_origin(run: Run, made_by: dict[str, Any], checkpoints: Checkpo
         # A branch's parameters come from its trunk, whatever its own recipe names.
         trunk = there["configuration"]
         made_by["configuration"] |= {key: trunk[key] for key in INITIAL if key in trunk}
-    differences = check_provenance(run, made_by, there, name, workdir.MAY_CHANGE if origin else ())
+    differences = workdir.check_provenance(run, made_by, there, name, workdir.MAY_CHANGE if origin else ())
     if origin is not None:
         origin.check_left(run)
         made_by[workdir.RECORD] = origin.record(differences)
@@ -290,10 +281,11 @@ def write_workdir(run: Run, check_held: CheckHeld) -> None:
                 same = folder.exists() and vocabulary.load(folder).content_hash == run.tokenizer.content_hash
         if not same:
             replace_folder(folder, run.tokenizer.save)
-        config = WorkdirConfig(run.model, run.objective.heads, run.kind, to_dict(run.config), run.task, data=run.data)
-        write_config(run.workdir, config)
+        config, heads = to_dict(run.config), run.objective.heads
+        document = workdir.WorkdirConfig(run.model, heads, run.kind, config, run.task, data=run.data)
+        workdir.write_config(run.workdir, document)
     distributed.broadcast_from_primary("written")
-    if not (run.workdir / CONFIG_FILE).exists():
+    if not (run.workdir / workdir.CONFIG_FILE).exists():
         raise UserError(
             f"process 0 wrote {run.workdir}, but process {jax.process_index()} does not see it; name a --workdir on a "
             "file system that all hosts share"
