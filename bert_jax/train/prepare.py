@@ -84,8 +84,6 @@ def make_mesh(run: Run) -> Mesh:
     for rows in dict.fromkeys(map(source.rows_at, source.changes)):
         key = "batch_schedule" if getattr(config, "batch_schedule", "") else "batch_size"
         sharding.check_batch(rows, config.microbatches, mesh, key)
-    if run.evaluators:
-        sharding.whole_rows(config.evaluation_rows(1), mesh)
     sharding.check_model(run.model, mesh, shard_optimizer=config.mesh.shard_optimizer)
     return mesh
 

@@ -430,20 +430,6 @@ def test_a_run_that_ends_within_its_warmup_says_so_until_it_has_ended(run):
     assert optimizer_warnings(short, {"step": 6}) == optimizer_warnings(run("usual"), {}) == []
 
 
-def test_microbatches_and_devices_are_checked_before_anything_is_written(run):
-    wrong = run("wrong", dataclasses.replace(CONFIG, batch_size=12))
-    with pytest.raises(UserError, match="batch_size=16"):
-        loop.fit(wrong)
-    assert not wrong.workdir.exists()
-
-
-def test_a_kernel_that_cannot_run_is_refused_before_anything_is_written(run):
-    wrong = run("wrong", dataclasses.replace(CONFIG, model=ModelOptions(attention="splash")))
-    with pytest.raises(UserError, match="attention=splash cannot run"):
-        loop.fit(wrong)
-    assert not wrong.workdir.exists()
-
-
 def test_a_line_of_progress_leaves_out_what_the_batches_do_not_have(capsys):
     progress = metrics.ProgressLine("pretraining")
     progress.update(3, 0.5, None, {"mlm_loss": 2.5, "nsp_loss": float("nan")})
@@ -468,23 +454,28 @@ def test_a_run_whose_newest_checkpoint_is_damaged_ends_the_same(run, capsys):
         np.testing.assert_array_equal(value, before[path], err_msg=path)
 
 
+BEST = {
+    "checkpoint": CheckpointConfig(best="eval_loss"),
+    "optimizer": dataclasses.replace(CONFIG.optimizer, ema_decay=0.9),
+}
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("config", "changes", "message"),
     [
-        ({}, r"the run evaluates only at its end. Set --config\.eval\.every_steps"),
-        ({"evaluators": []}, "needs a held-out part"),
+        ({"batch_size": 12}, {}, "batch_size=16"),
+        ({"model": ModelOptions(attention="splash")}, {}, "attention=splash cannot run"),
+        (BEST, {}, r"the run evaluates only at its end. Set --config\.eval\.every_steps"),
+        (BEST, {"evaluators": []}, "needs a held-out part"),
         (
-            {"measured": ("mlm_loss",), "eval": EvalConfig(every_steps=2)},
+            BEST | {"eval": EvalConfig(every_steps=2)},
+            {"measured": ("mlm_loss",)},
             "'eval_loss', which this run does not measure; choose from eval_mlm_loss, eval_ema_mlm_loss",
         ),
     ],
 )
-def test_a_best_checkpoint_of_a_run_that_measures_none_is_refused(run, changes, message):
-    evaluation = changes.get("eval", CONFIG.eval)
-    averaged = dataclasses.replace(CONFIG.optimizer, ema_decay=0.9)
-    best = CheckpointConfig(best="eval_loss")
-    config = dataclasses.replace(CONFIG, checkpoint=best, eval=evaluation, optimizer=averaged)
-    wrong = run("wrong", config, **{key: value for key, value in changes.items() if key != "eval"})
+def test_what_cannot_run_is_refused_before_anything_is_written(run, config, changes, message):
+    wrong = run("wrong", dataclasses.replace(CONFIG, **config), **changes)
     with pytest.raises(UserError, match=message):
         loop.fit(wrong)
     assert not wrong.workdir.exists()
