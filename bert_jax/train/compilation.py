@@ -1,4 +1,4 @@
-"""Compilation: the cache on disk, what is reported while a program compiles, and compiling later shapes in threads."""
+"""Compilation: the cache on disk, reports about the first programs, and compiling later shapes in threads."""
 
 import contextlib
 import os

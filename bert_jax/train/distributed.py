@@ -267,13 +267,13 @@ def _call(flags: argparse.Namespace, address: tuple[str, int], count: int, proce
 def _initialize(cluster: Cluster, flags: argparse.Namespace, saves: bool) -> bool:
     """Starts jax's distributed runtime; returns False if nothing is given and jax finds no scheduler."""
     jax.config.update("jax_enable_preemption_service", saves)
-    given = (cluster.coordinator_address, cluster.num_processes, cluster.process_id)
+    place = (cluster.coordinator_address, cluster.num_processes, cluster.process_id)
     with warnings.catch_warnings():
         if not cluster.complete:
             warnings.simplefilter("ignore")  # in a Kubernetes pod without its package: a page on how to install that
         try:
             jax.distributed.initialize(
-                *given,
+                *place,
                 local_device_ids=cluster.local_device_ids,
                 cluster_detection_method="deactivate" if cluster.complete else None,
                 initialization_timeout=int(max(flags.startup_timeout, 1)),
@@ -283,7 +283,7 @@ def _initialize(cluster: Cluster, flags: argparse.Namespace, saves: bool) -> boo
             # Nothing given: ValueError means that there is no scheduler, and RuntimeError that devices are in use
             # already (a notebook). The process is then alone.
             alone = "must be called before" in str(error) or "defined" in str(error)
-            if given == (None, None, None) and alone:
+            if place == (None, None, None) and alone:
                 return False
             raise UserError(describe_failure(cluster, error)) from error
     return True

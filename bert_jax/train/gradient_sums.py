@@ -214,18 +214,16 @@ def over_devices(
 ) -> Callable[..., Any]:
     """Returns the function (params, batch, counts, key) -> (gradients, terms) of `sums`, on the mesh that is set.
 
-    With one microbatch and no fsdp, and without other settings, the compiler decides: it sums a layer's gradients in
-    its backward pass, in the compute dtype, so most of the communication overlaps with computation.
+    Gradients are sharded like parameters, or like optimizer state with shard_optimizer; terms are replicated.
 
     Args:
         sums: called with whole parameters, except those that its runtime's placement gathers.
         config: gives reduce_dtype (auto is float32, unless the compiler sums the gradients) and shard_optimizer.
         part: selects the differentiated part of the parameters; paths stay the same.
-
-    Returns:
-        Gradients, sharded like parameters, or like optimizer state with shard_optimizer; and replicated terms.
     """
     mesh = jax.sharding.get_abstract_mesh()
+    # The compiler sums a layer's gradients in its backward pass, in the compute dtype, so most of the communication
+    # overlaps with computation.
     by_compiler = not sums_once(mesh) or _by_compiler(mesh, microbatches, config)
     if by_compiler or not isinstance(runtime.placement, OnMesh):
 
@@ -248,22 +246,22 @@ def over_devices(
         inside = dataclasses.replace(runtime, placement=placement)
 
         def on_rows(params: Any, batch: Any, *others: Any) -> Any:
-            given = {
+            own = {
                 path: leaf if within_layer(path) in by_layer else _whole(path, leaf, spec_of[path], runtime.dtype)
                 for path, leaf in layers.flatten(params).items()
             }
-            gradients, terms = sums(inside, layers.unflatten(given), batch, *others)
+            gradients, terms = sums(inside, layers.unflatten(own), batch, *others)
             totals = {}
             for path, leaf in layers.flatten(gradients).items():
                 axes = (DATA,) if within_layer(path) in by_layer else (FSDP, DATA)
                 totals[path] = reduced(leaf.astype(dtype), sum_spec_of[path], axes).astype(leaf.dtype)
             return layers.unflatten(totals), jax.lax.psum(terms, ROWS)
 
-        own, own_sums = (jax.tree.map(lambda spec: restricted(spec, names), each) for each in (specs, sum_specs))
+        in_specs, out_specs = (jax.tree.map(lambda spec: restricted(spec, names), each) for each in (specs, sum_specs))
         return jax.shard_map(
             on_rows,
-            in_specs=(own, PartitionSpec(ROWS), *(PartitionSpec() for _ in others)),
-            out_specs=(own_sums, PartitionSpec()),
+            in_specs=(in_specs, PartitionSpec(ROWS), *(PartitionSpec() for _ in others)),
+            out_specs=(out_specs, PartitionSpec()),
             axis_names=set(names),
             check_vma=False,
         )(params, batch, *others)
@@ -272,6 +270,7 @@ def over_devices(
 
 
 def _by_compiler(mesh: Any, microbatches: int, config: MeshConfig) -> bool:
+    """Whether the compiler sums the gradients of several devices: with one microbatch, no fsdp and default settings."""
     plain = config.reduce_dtype == "auto" and not config.shard_optimizer
     return microbatches == 1 and plain and mesh.shape[FSDP] == 1
 

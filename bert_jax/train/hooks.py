@@ -334,7 +334,7 @@ class Log(Hook):
             line |= {f"epochs/{name}": epochs for name, epochs in read.items()}
         if recorder.budgeted:
             line["budget_fraction"] = point.fraction
-        held_out = {f"eval_{name}": value for name, value in point.evaluation.items()}
+        held_out: dict[str, float | None] = {f"eval_{name}": value for name, value in point.evaluation.items()}
         point.line = line | held_out
         recorder.writer.write(point.step, point.line)
         # On the screen, all held-out metrics but those with a slash, which belong to one source of several.

@@ -256,7 +256,7 @@ def _backward(chunks: _Chunks, residuals: tuple[Any, ...], gradients: tuple[Arra
         of_logits = probabilities * of_probabilities[:, None]
         of_logits -= jnp.where(_is_label(labels, first, len(tokens)), of_labels[:, None], 0)
         narrow = of_logits.astype(rows.dtype)
-        # Unrolled chunks leave the compiler the choice of what to read for this sum; half of the bytes are enough.
+        # With unrolled chunks the compiler may read either array for this sum; the narrow one has half of the bytes.
         of_logits = jax.lax.optimization_barrier(narrow).astype(jnp.float32) if chunks.unrolled else of_logits
         matmul = functools.partial(jnp.einsum, precision=chunks.precision, preferred_element_type=jnp.float32)
         of_rows += matmul("rv,ve->re", narrow, tokens)

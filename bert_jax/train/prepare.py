@@ -219,18 +219,18 @@ def restore_or_initialize(
     abstract = sharding.with_shardings(mesh, abstract, shard_optimizer=run.config.mesh.shard_optimizer)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     trees = abstract.params, abstract.optimizer_state, abstract.average
-    found = checkpoints.restore_newest(*trees)
-    if found is None and run.branch_from:
+    newest = checkpoints.restore_newest(*trees)
+    if newest is None and run.branch_from:
         origin = workdir.open_branch(run.branch_from)
         restored = restore(origin.directory, *trees)
-        found = origin.step, restored._replace(meta={**origin.meta, workdir.BRANCHED: str(origin.directory)})
-    if found is None:
+        newest = origin.step, restored._replace(meta={**origin.meta, workdir.BRANCHED: str(origin.directory)})
+    if newest is None:
         return _initialize(run, initialize, abstract.params, shardings), {}
-    newest, restored = found
+    number, restored = newest
     average = restored.average
     if average is None:  # the checkpoint was written by a run that kept no average; it begins here
         average = _begin_average(run, restored.params, shardings.average)
-    step = sharding.put_as(np.array(newest, np.int32), shardings.step)
+    step = sharding.put_as(np.array(number, np.int32), shardings.step)
     skipped = jax.device_put(np.int32(restored.meta.get("skipped", 0)), shardings.skipped)
     return TrainState(step, restored.params, restored.optimizer_state, average, skipped), restored.meta
 

@@ -18,7 +18,7 @@ from bert_jax.train.evaluation import Evaluator
 from bert_jax.train.objectives import Objective
 
 RESULT_FILE = "result.json"  # written to a workdir when its run has finished
-TOKENS_BEFORE = "tokens_before"  # the key in a checkpoint's metadata of what Run.tokens_before counts
+TOKENS_BEFORE = "tokens_before"  # the key of Run.tokens_before in a checkpoint's metadata
 
 
 @runtime_checkable

@@ -105,13 +105,13 @@ def axis_sizes(config: MeshConfig, devices: int, flag: str = FLAG) -> tuple[int,
             raise UserError(f"mesh.{name} is {size}; use 1 or more, or -1 for the devices that the other axes leave")
     if sizes.count(-1) > 1:
         raise UserError(f"several axes of mesh are -1, but only one can take the remaining devices: {flag}.data=-1")
-    given = math.prod(size for size in sizes if size != -1)
-    if devices % given or (-1 not in sizes and given != devices):
+    used = math.prod(size for size in sizes if size != -1)
+    if devices % used or (-1 not in sizes and used != devices):
         product = " x ".join(f"mesh.{name}={size}" for name, size in zip(AXES, sizes, strict=True))
         inner = math.prod(size for size in sizes[1:] if size != -1)
         advice = f", and fsdp and tensor whose product divides {devices}" if devices % inner else ""
         raise UserError(f"{product} does not use exactly the {devices} devices of this run; use {flag}.data=-1{advice}")
-    return tuple(devices // given if size == -1 else size for size in sizes)
+    return tuple(devices // used if size == -1 else size for size in sizes)
 
 
 def row_shards(mesh: Mesh) -> int:

@@ -258,12 +258,12 @@ def _without_effect(config: TrainConfig, before: Mapping[str, Any], now: Mapping
     for values in (before, now):
         fields = {key.removeprefix("model."): values[key] for key in values if _within(key, ("model",))}
         unused.append({f"model.{name}" for name in sizes.without_effect(fields)})
-    # A change of mesh.reduce_dtype counts only if it changes the dtype of the sums; both keys then tell the same.
-    given, there, here = "mesh.reduce_dtype", before[SUM_DTYPE], now[SUM_DTYPE]
+    # mesh.reduce_dtype counts only if it changes the dtype of the sums. Then one of both keys tells enough.
+    key, there, here = "mesh.reduce_dtype", before[SUM_DTYPE], now[SUM_DTYPE]
     if there == here or not there or not here:
-        sums: tuple[str, ...] = (given,)
+        sums: tuple[str, ...] = (key,)
     else:
-        sums = (SUM_DTYPE,) if before[given] != now[given] else ()
+        sums = (SUM_DTYPE,) if before[key] != now[key] else ()
     return (
         *(("batch_size",) if scheduled else ()),
         *(() if now.get("checkpoint.best") else marked(config, "measured")),

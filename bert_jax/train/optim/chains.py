@@ -48,8 +48,8 @@ def rate_factors(
     if config.layer_decay != 1.0:
         decay = config.layer_decay
         trees.append(rules.per_layer(rules.by_depth(lambda depth: decay**depth, params, 1.0), params))
-    if given := rules.parse(config.rates, "optimizer.rates", params):
-        trees.append(rules.per_layer((*given, (r".*", 1.0)), params))
+    if rates := rules.parse(config.rates, "optimizer.rates", params):
+        trees.append(rules.per_layer((*rates, (r".*", 1.0)), params))
     if not trees:
         return None
     product: dict[str, Any] = jax.tree.map(lambda *factors: np.prod(np.broadcast_arrays(*factors), axis=0), *trees)
@@ -63,16 +63,16 @@ def decays(config: OptimizerConfig, params: dict[str, Any]) -> dict[str, Any]:
     all others have config.weight_decay. params may be abstract, and a part of the model's (rules.Trained.abstract).
     Raises UserError for rules that rules.parse rejects; `build` refuses rules that match no parameter.
     """
-    given = rules.parse(config.decays, "optimizer.decays")
-    return rules.per_layer((*given, *_WITHOUT_DECAY, (r".*", config.weight_decay)), params)
+    own = rules.parse(config.decays, "optimizer.decays")
+    return rules.per_layer((*own, *_WITHOUT_DECAY, (r".*", config.weight_decay)), params)
 
 
 def overrides_weight_decay(rule_text: str, params: dict[str, Any]) -> bool:
     """Whether optimizer.decays=rule_text leaves no parameter to optimizer.weight_decay; params may be abstract."""
-    given = tuple((pattern, 0.0) for pattern, _ in rules.parse(rule_text, "optimizer.decays"))
-    if not given:
+    own = tuple((pattern, 0.0) for pattern, _ in rules.parse(rule_text, "optimizer.decays"))
+    if not own:
         return False
-    left = rules.per_layer((*given, *_WITHOUT_DECAY, (r".*", 1.0)), params)
+    left = rules.per_layer((*own, *_WITHOUT_DECAY, (r".*", 1.0)), params)
     return not any(layers.any() for layers in jax.tree.leaves(left))
 
 
@@ -101,9 +101,9 @@ def next_average(decay: float, step: Int[Array, ""], average: dict[str, Any], pa
     d is min(decay, (1 + step) / (10 + step)), as in tf.train.ExponentialMovingAverage with num_updates, so that the
     random initial parameters quickly lose their influence.
     """
-    kept = jnp.minimum(decay, (1.0 + step) / (10.0 + step)).astype(jnp.float32)
+    share = jnp.minimum(decay, (1.0 + step) / (10.0 + step)).astype(jnp.float32)
     # In this form the average of an unchanged value, such as a frozen parameter, stays bitwise identical.
-    return jax.tree.map(lambda old, new: old + (1.0 - kept) * (new - old), average, params)
+    return jax.tree.map(lambda old, new: old + (1.0 - share) * (new - old), average, params)
 
 
 Transformations = tuple[optax.GradientTransformation, ...]
