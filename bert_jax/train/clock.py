@@ -1,5 +1,6 @@
 """Measures the part of a run that is done: by steps, tokens or minutes, or by an earlier run's log (law 4)."""
 
+import bisect
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,11 +37,7 @@ class TokenLength:
         most = 1
         while self.share(most) < 1.0:
             most *= 2
-        least = most // 2  # steps before it are too few, unless it is 0
-        while least + 1 < most:
-            middle = (least + most) // 2
-            least, most = (least, middle) if self.share(middle) >= 1.0 else (middle, most)
-        return most
+        return bisect.bisect_left(range(most + 1), 1.0, lo=1, key=self.share)
 
 
 # With a time budget the clock is read at least once per this share of it, so the run ends within 1%.

@@ -222,8 +222,7 @@ def later_batch_shapes(
     if 0 < end <= first:  # a finished run takes no step
         return {}
     sharding = partitioning.rows_sharding(mesh)
-    batches: dict[int, Any] = {}
-    seen = []
+    batches: dict[Any, tuple[int, Any]] = {}
     later = shapes_at or (change for change in source.changes if change > first)
     for step in (first, *(step for step in later if step < end or end <= 0)):
         rows = source.rows_at(step)
@@ -231,12 +230,10 @@ def later_batch_shapes(
             lambda leaf, rows=rows: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype, sharding=sharding),
             source.batch(step, slice(0, 1)),
         )
-        if (type(batch), batch) not in seen:  # tuples of different types may be equal
-            seen.append((type(batch), batch))
-            batches[step] = batch
-    batches.pop(first)
-    return batches
+        batches.setdefault(_shape(batch), (step, batch))
+    return dict(list(batches.values())[1:])
 
 
 def _shape(batch: Any) -> Any:
+    # With the type, since phases of equal shapes compile programs of their own.
     return type(batch), tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(batch))

@@ -39,6 +39,7 @@ def evaluate_batches(
     """
     replicated, options = sharding.replicated(mesh), sharding.options(mesh)
     step = jax.jit(evaluation_step, static_argnums=0, out_shardings=replicated, compiler_options=options)
+    # One step behind: `computing` holds the sums of a batch that the devices still compute.
     totals: dict[str, tuple[Terms, Counts]] = {}
     for name, batches in sources.items():
         total: Any = None

@@ -91,6 +91,7 @@ class Peers:
                 self._tell({"alive": self.process})
                 next_sign = time.monotonic() + interval
             watched = {process: link for process, link in self.connections.items() if process not in self._left}
+            # Not the whole interval, so that `leave` need not wait for it.
             ready = wait([link for link in watched.values() if not link.closed], min(interval, 0.2))
             for process, connection in watched.items():
                 if connection not in ready:
@@ -104,12 +105,13 @@ class Peers:
                     return self._stop(stop["process"], stop["code"], stop["message"], on_stop)
                 if message and "end" in message:
                     self._left.add(process)
+            # A lost machine closes no connection.
             for process in watched:
                 if process not in self._left and time.monotonic() - heard[process] > heartbeat_timeout:
                     return self._stop(process, *_lost(process, self.count, heartbeat_timeout), on_stop)
 
     def _stop(self, process: int, code: int, message: str, on_stop: Stop) -> None:
-        if self.process == 0:
+        if self.process == 0:  # only process 0 knows all others; the lost one no longer listens
             self._tell({"stop": {"process": process, "code": code, "message": message}}, but=process)
         self._let_others_go()
         on_stop(code, f"process {process} of {self.count} has stopped: {message}")

@@ -136,6 +136,7 @@ class Recorder:
         self.opened.check_held()
         checkpoints, step, state = self.opened.checkpoints, point.step, point.state
         with self.accumulator.paused():
+            # All processes take the same branch, whatever each of them sees on a shared file system.
             if step == self._saved_step:
                 checkpoints.wait()
                 if distributed.broadcast_from_primary(checkpoints.latest_step()) == step:
@@ -368,6 +369,7 @@ class Save(Hook):
             return True
         if self._recorder.stops_early or (best is not None and best.beaten_by(point.evaluation)):
             return True
+        # Several processes agree on the clock only at steps that are logged.
         if config.every_minutes <= 0 or not (point.line is not None or jax.process_count() == 1):
             return False
         return (self._recorder.clock.agreed - self._recorder.saved_seconds) / 60 >= config.every_minutes

@@ -281,6 +281,8 @@ def fingerprint(array: np.ndarray | jax.Array, numpy: ModuleType = jnp) -> Any:
     Integer sums wrap and commute, so any mesh, and numpy on the host, give the same number. The weights are odd:
     changing one element always changes the sum, and swapping two nearly always does.
     """
+    # A boolean has no view of its bits; it counts as 0 or 1. `place` is the row-major index of each element, modulo
+    # 2^32.
     bits = array if array.dtype == bool else array.view(_UNSIGNED[array.dtype.itemsize])
     place = numpy.zeros((1,) * array.ndim, np.uint32)
     for axis, size in enumerate(array.shape):

@@ -316,9 +316,9 @@ class OnMesh(Placement):
     """Shards activations by ACTIVATION_RULES on the mesh that is set (jax.set_mesh) while a model is traced."""
 
     def constrain(self, name: str, array: jax.Array) -> jax.Array:
-        mesh = jax.sharding.get_abstract_mesh()
-        if not _shards_parameters(mesh):  # the sharding of rows propagates from the batch by itself
+        if _devices(FSDP, TENSOR) == 1:  # the sharding of rows propagates from the batch by itself
             return array
+        mesh = jax.sharding.get_abstract_mesh()
         return jax.lax.with_sharding_constraint(array, spec(ACTIVATION_RULES[name], array.shape, mesh))
 
     def gather(self, params: Any, prefix: str = "", dtype: DTypeLike | None = None) -> Any:
@@ -326,6 +326,8 @@ class OnMesh(Placement):
         if not self.gathers:
             return params
 
+        # With a prefix the parameters belong to one layer of a stack, without its axis; without one, the layers of a
+        # stack are left to that later call.
         def whole(path: str, leaf: jax.Array) -> jax.Array:
             full = f"{prefix}/{path}" if prefix else path
             axes = rules.first_match(PARAMETER_RULES, full)
@@ -339,8 +341,7 @@ class OnMesh(Placement):
 
     @property
     def gathers(self) -> bool:
-        mesh = jax.sharding.get_abstract_mesh()
-        return not mesh.empty and mesh.shape[FSDP] > 1
+        return _devices(FSDP) > 1
 
     def shard_kernel(self, kernel: Callable[..., jax.Array], names: Sequence[str]) -> Callable[..., jax.Array]:
         mesh = jax.sharding.get_abstract_mesh()
@@ -360,8 +361,13 @@ class OnMesh(Placement):
 
     @property
     def shards_layers(self) -> bool:
-        mesh = jax.sharding.get_abstract_mesh()
-        return not mesh.empty and mesh.shape[TENSOR] > 1
+        return _devices(TENSOR) > 1
+
+
+def _devices(*axes: str) -> int:
+    """Returns the number of devices on these axes of the mesh that is set; 1 without a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in axes)
 
 
 def constrain_update(tree: Any) -> Any:
@@ -398,7 +404,7 @@ def constrain_params(tree: Any) -> Any:
     Under shard_map, the compiler shards only over the axes that are left to it, if any.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if not _shards_parameters(mesh) or mesh.are_all_axes_manual:
+    if _devices(FSDP, TENSOR) == 1 or mesh.are_all_axes_manual:
         return tree
     return _constrained(tree, lambda *of_leaf: restricted(parameter_spec(*of_leaf), mesh.auto_axes))
 
@@ -412,10 +418,6 @@ def _constrained(tree: Any, leaf_spec: Callable[..., PartitionSpec]) -> Any:
         return jax.lax.with_sharding_constraint(leaf, leaf_spec(path, leaf, mesh))
 
     return jax.tree_util.tree_map_with_path(constrain, tree)
-
-
-def _shards_parameters(mesh: Any) -> bool:
-    return not mesh.empty and mesh.shape[FSDP] * mesh.shape[TENSOR] > 1
 
 
 # By default the compiler combines the gradient all-reduces into a few large ones for which everything waits. With these

@@ -217,6 +217,7 @@ def check_provenance(
             near = difflib.get_close_matches(key, keys, n=1)
             advice = f"did you mean {near[0]}?" if near else "copy keys from the message that refused them, or use all"
             raise UserError(f"config.allow_changes: {key!r} is not a key of a checkpoint; {advice}")
+    # A checkpoint from before any held-out data has no scores that new ones could contradict.
     new_held_out = (key for key in run.held_out if key not in before)
     free = (*marked(run.config, "free"), *_without_effect(run.config, before, now), *new_held_out)
     changed = [key for key in keys if before.get(key) != now.get(key) and not _within(key, free)]
@@ -410,6 +411,8 @@ def counting_on(run: Run, provenance: dict[str, Any], meta: Mapping[str, Any]) -
         return run
     there = meta.get("provenance", {})
     counted = there.get(COUNTED)
+    # Steps before the checkpoint were read with its configuration. If this run would have read them otherwise, its own
+    # function counts only from here on.
     if meta:
         step: int = meta["step"]
         if _read_before(step, there["configuration"]) != _read_before(step, provenance["configuration"]):
