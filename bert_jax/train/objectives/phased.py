@@ -38,16 +38,16 @@ View = Callable[[bool], bert.Bert]
 
 @dataclass(frozen=True)
 class PhasedObjective(Objective):
-    """Next tokens in some phases of a run (lm) and masked tokens in others (mlm), such as causal first, then masked.
+    """Next tokens in some phases of a run (lm) and masked tokens in others (mlm), e.g. causal first, then masked.
 
-    All phases train the same parameters: those of the encoder and of the head of masked tokens. In a causal phase the
-    encoder attends to earlier positions only, and the head predicts the next token. The decoders of Ettin have the
-    same head as its encoders, and are trained further as encoders, and the encoders as decoders (Weller et al. 2025,
-    ModernBertDecoderForCausalLM of transformers). AntLM alternates between both losses and attention masks in one
-    model, which is otherwise the same (Yu et al. 2024). Next-sentence prediction is not supported: its parameters
-    would get no gradient in a causal phase, while weight decay would shrink them.
+    All phases train the encoder and the masked-token head. In a causal phase the encoder attends to earlier positions
+    only, and the head predicts the next token. Ettin's decoders have the same head as its encoders, and are trained
+    further as encoders, and the encoders as decoders (Weller et al. 2025, ModernBertDecoderForCausalLM in
+    transformers). AntLM alternates between both losses and attention masks in one model, which is otherwise the same
+    (Yu et al. 2024). Next-sentence prediction is not supported: its parameters would get no gradient in a causal phase,
+    while weight decay would shrink them.
 
-    A batch says by its type which phase it belongs to (batch_at). Any other batch counts as one of a masked phase.
+    A batch's type tells its phase (batch_at). Other batches count as masked.
     """
 
     phases: StepSchedule[str]  # `causal` or `mlm` by the step from which it applies; the last one is mlm
