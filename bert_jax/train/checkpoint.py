@@ -288,6 +288,7 @@ class Checkpoints:
         self._known.discard(step)
         if not distributed.is_primary():
             return
+        # First the one operation after which no reader takes the step for complete: a rename, or the mark's deletion.
         folder = self.directory / str(step)
         if isinstance(folder, Path):
             (self.directory / REMOVED).mkdir(exist_ok=True)

@@ -236,6 +236,7 @@ def processes(flags: argparse.Namespace, *, saves: bool = True) -> Iterator[None
         # Before jax connects: its client aborts, with a stack trace, if an address is wrong or a process is missing.
         peers = _call(flags, (cluster.host, cluster.port), cluster.num_processes or 0, cluster.process_id or 0)
     try:
+        # A single process, also of a scheduler, runs without any of this.
         if cluster is None or not _initialize(cluster, flags, saves) or jax.process_count() == 1:
             yield
             return

@@ -112,6 +112,7 @@ class Best:
                 f"checkpoint.best is {metric!r}; expected a held-out metric as logs name it, such as eval_loss"
             )
         self.metric, self.values = metric, values
+        # Values times the sign are smaller for better steps, so the earliest best is the minimum of (value, step).
         self._sign = 1.0 if lower_is_better(metric) else -1.0
 
     def note(self, step: int, evaluation: Mapping[str, float]) -> None:

@@ -203,7 +203,7 @@ def _join(host: str, port: int, count: int, process: int, timeout: float) -> Con
     until = time.monotonic() + timeout
     why = ""
     while (left := until - time.monotonic()) > 0:
-        try:
+        try:  # process 0 may start later than this one
             connection = _framed(socket.create_connection((host, port), timeout=left))
         except OSError as error:
             why = error.strerror or str(error)

@@ -96,6 +96,7 @@ class Recorder:
             self.early_stop = EarlyStop(run.early_stop, best, meta.get("early_stop", {}), self.first, evaluations)
         # A branch begins its own log: existing lines in its workdir come from a run that left no checkpoint.
         self.writer = MetricsWriter(run.workdir, 0 if workdir.BRANCHED in meta else self.first - self.unlogged)
+        # The step from which the run resumes is saved already.
         self._saved_step, self.saved_seconds = self.first, self.clock.agreed
 
     def __enter__(self) -> "Recorder":
@@ -178,6 +179,7 @@ class Recorder:
         self.save(point)
         self.opened.check_held()
         self.opened.checkpoints.wait()
+        # A finished run that was only evaluated again keeps its seconds of training.
         seconds = self.clock.elapsed if point.step > self.first else self._seconds
         params, selected, evaluation = point.state.params, point.step, point.evaluation
         if best is not None and best.step is not None:

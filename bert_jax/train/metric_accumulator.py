@@ -135,6 +135,7 @@ class MetricAccumulator:
         rows, length = batch.input_ids.shape[0], batch.input_ids.shape[-1]
         self._positions += rows * length
         self._flops += training_flops(self._model, rows, length, self._predictions(batch), self._heads)
+        # Fetching the flag of the step before waits for that step, while the device already has the next one.
         if self._pending:
             finite = jax.device_get(self._pending[-1][1]["finite"])
             if len(self._pending) >= MOST_PENDING or not finite:

@@ -147,6 +147,7 @@ class MetricsWriter:
         """
         if not self._active:
             return
+        # No line of a log can change in place, so a corrected one begins the log again.
         self._log.flush()
         *earlier, last = read_metrics(self._workdir) or [{}]
         corrected = last | {name: _plain(value) for name, value in values.items()}

@@ -163,6 +163,7 @@ def open_workdir(run: Run) -> Iterator[OpenWorkdir]:
             check_held=check_held,
         ) as checkpoints,
     ):
+        # Hosts with separate disks would each see their own checkpoints.
         distributed.check_same(
             {"newest checkpoint": checkpoints.latest_step()}, "name a --workdir on a file system that all hosts share"
         )

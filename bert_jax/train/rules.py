@@ -116,6 +116,7 @@ def by_depth(value: Callable[[int], float], params: dict[str, Any], top: float) 
     """
     rules: list[tuple[str, float]] = []
     sizes = stacks(params)
+    # The first match counts, so the embeddings outside of encoders and `top` come last.
     for stack, layers in sizes.items():
         model = _model_of(stack)  # all layers build on its embeddings and its relative position biases
         rules.append((rf"^{model}embeddings/|^{model}encoder/relative_bias/", value(layers + 1)))

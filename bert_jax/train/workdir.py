@@ -453,6 +453,7 @@ def _read_before(step: int, configuration: Mapping[str, Any]) -> tuple[dict[str,
     """Returns the configuration that decides which rows earlier steps read: data and batch sizes."""
     data = {key: value for key, value in configuration.items() if key.startswith(READ_FROM) and value}
     data = {key: value for key, value in data.items() if not key.startswith(PHASES) or int(key.split(".")[2]) < step}
+    # Successive entries of equal size count as one, and a schedule of one size as a batch_size.
     schedule = batch_schedule(configuration.get("batch_schedule", ""), configuration["batch_size"])
     sizes = [(first, rows) for first, rows in zip(schedule.steps, schedule.values, strict=True) if first < step]
     return data, [next(group) for _, group in itertools.groupby(sizes, key=lambda size: size[1])]

@@ -134,6 +134,7 @@ class DistilledObjective(Objective):
         return counts
 
     def apply(self, model: Pair, batch: Any, dropout_key: PRNGKeyArray | None) -> Terms:
+        # The models report the states of all layers as they compute them, so that no pass is repeated.
         encoded: dict[str, tuple[Any, Encoded]] = {}
         if self.pairs:
             model.student.watch(lambda *seen: encoded.update(student=seen))
