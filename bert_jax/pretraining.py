@@ -2,7 +2,8 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -11,7 +12,6 @@ from jax.sharding import Mesh
 
 from bert_jax import config as config_lib
 from bert_jax.config import ModelConfig, PretrainConfig
-from bert_jax.data.example import Batch
 from bert_jax.data.loader import DatasetLoader
 from bert_jax.data.mixture import Source
 from bert_jax.data.phases import PhasedLoader, open_held_out, open_phases, source_key, summarize
@@ -26,7 +26,7 @@ from bert_jax.tokenization.vocabulary import Vocabulary
 from bert_jax.train import distributed, loop, sharding
 from bert_jax.train.checkpoint import held_workdir
 from bert_jax.train.clock import TokenLength
-from bert_jax.train.evaluation import Evaluator, Rows, make_source_evaluator
+from bert_jax.train.evaluation import evaluate_batches
 from bert_jax.train.hooks import Hook
 from bert_jax.train.objectives import Objective, pretraining_objective
 from bert_jax.train.objectives.objective import ObjectiveSource
@@ -95,7 +95,9 @@ def make_run(config: PretrainConfig, workdir: Location) -> tuple[Run, PhasedLoad
         tokenizer=vocabulary,
         kind="pretraining",
         description="pretraining" if preset == sizes.FROM_CHECKPOINT else f"pretraining {preset}",
-        evaluators=[_evaluator(config, train, loaders, rows)] if any(held_out) else [],
+        evaluators=[functools.partial(evaluate_held_out, train, loaders, rows, config.eval.max_rows)]
+        if any(held_out)
+        else [],
         measured=_measured(objective.evaluated.metric_names, held_out),
         branch_from=config.branch_from,
         tokens_before=train.tokens_before,
@@ -161,33 +163,27 @@ def _measured(metrics: Sequence[str], held_out: Sequence[Sequence[Source]]) -> t
     return (*metrics, *(f"{name}/{metric}" for name in names for metric in metrics))
 
 
-def _evaluator(
-    config: PretrainConfig,
+def evaluate_held_out(
     train: PhasedLoader,
     loaders: Sequence[Mapping[str, DatasetLoader]],
     wanted_rows: int,
-) -> Callable[[Plan, Mesh], Evaluator]:
-    """Builds the evaluator on the held-out rows and by the objective of the latest step's phase.
+    max_rows: int,
+    plan: Plan,
+    mesh: Mesh,
+    params: dict[str, Any],
+    steps_done: int,
+) -> dict[str, float]:
+    """Evaluates on the held-out rows, and by the objective, of the latest step's phase.
 
-    Its batches have about wanted_rows rows.
+    It is the Run's evaluator, once its first four arguments are bound. Batches have about wanted_rows rows.
     """
-
-    def make(plan: Plan, mesh: Mesh) -> Evaluator:
-        size = sharding.whole_rows(wanted_rows, mesh)
-
-        def read(steps_done: int, rows: Rows) -> dict[str, Iterator[Batch]]:
-            step = max(steps_done - 1, 0)
-            return {
-                name: (
-                    plan.objective.batch_at(step, batch)
-                    for batch in loader.evaluation_batches(size, config.eval.max_rows, rows)
-                )
-                for name, loader in loaders[train.phase(step)].items()
-            }
-
-        return make_source_evaluator(plan, mesh, read, size)
-
-    return make
+    size, step = sharding.whole_rows(wanted_rows, mesh), max(steps_done - 1, 0)
+    rows = sharding.local_rows(size, mesh)
+    sources = {
+        name: (plan.objective.batch_at(step, batch) for batch in loader.evaluation_batches(size, max_rows, rows))
+        for name, loader in loaders[train.phase(step)].items()
+    }
+    return evaluate_batches(plan, mesh, params, sources, size)
 
 
 def _write_result(workdir: Location, result: Result) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from bert_jax.tasks import measurement, retrieval
 from bert_jax.tasks.embedder import settings_of
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.train import distributed, sharding
-from bert_jax.train.evaluation import Rows, make_evaluator
+from bert_jax.train.evaluation import Rows, evaluate_batches
 from bert_jax.train.objectives import OBJECTIVES, Likelihood, MaskedLMObjective, Objective, pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.run import runtime_of
@@ -110,10 +110,10 @@ def _measure(
     size = sharding.whole_rows(config.batch_size, mesh)
     plan = Plan(loaded.model, runtime_of(config), objective)
     with jax.set_mesh(mesh):
-        evaluator = make_evaluator(plan, mesh, lambda _, rows: batches(size, rows), size)
         wanted = layers.flatten(abstract_params(loaded.model, objective.heads))
-        params = layers.unflatten({path: loaded.params[path] for path in wanted})
-        return evaluator(sharding.put(params, mesh), 0)
+        params = sharding.put(layers.unflatten({path: loaded.params[path] for path in wanted}), mesh)
+        rows = sharding.local_rows(size, mesh)
+        return evaluate_batches(plan, mesh, params, {"": batches(size, rows)}, size)
 
 
 def _objective(loaded: LoadedModel, dataset: Dataset) -> Objective:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from bert_jax.tasks.rows import TaskRows
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization.vocabulary import Vocabulary
 from bert_jax.train import sharding
-from bert_jax.train.evaluation import Evaluator
 from bert_jax.train.run import runtime_of
 from bert_jax.train.step import Plan
 
@@ -75,14 +74,11 @@ def remarks(rows: TaskRows, task: Task, training: bool = False) -> list[str]:
     return found + task.describe(rows, training).remarks
 
 
-def make_evaluator(task: Task, rows: TaskRows, batch_size: int) -> Callable[[Plan, Mesh], Evaluator]:
-    """An element of Run.evaluators that measures the task on labelled rows."""
-
-    def make(plan: Plan, mesh: Mesh) -> Evaluator:
-        predictor = Predictor(task, plan.model, _compiling_fast(plan.runtime), mesh)
-        return lambda params, _: predictor.measure(params, rows, batch_size)
-
-    return make
+def measure_in_training(
+    task: Task, rows: TaskRows, batch_size: int, plan: Plan, mesh: Mesh, params: dict[str, Any], _steps_done: int
+) -> dict[str, float]:
+    """Measures the task on labelled rows: a Run's evaluator, once its first three arguments are bound."""
+    return Predictor(task, plan.model, _compiling_fast(plan.runtime), mesh).measure(params, rows, batch_size)
 
 
 def measure(

@@ -5,6 +5,7 @@ for each trial. Above it are the changes to a checkpoint's parameters, and the t
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -421,7 +422,7 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data, r
     if "dev" in data.rows:
         size = config.evaluation_rows(config.batch_size)
         measured = data.task.metric_names(data.splits["dev"])
-        evaluators.append(measurement.make_evaluator(data.task, data.rows["dev"], size))
+        evaluators.append(functools.partial(measurement.measure_in_training, data.task, data.rows["dev"], size))
 
     every = {
         trial: trials.settings(config, trial, data.task, rows.count, measured=bool(evaluators))

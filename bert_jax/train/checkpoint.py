@@ -1,4 +1,4 @@
-"""Saves, restores, lists and keeps the checkpoints of a workdir; holds the workdir for one run.
+"""Saves, restores, lists and keeps a workdir's checkpoints; holds the workdir for one run.
 
 A step is written in the background and appears whole or not at all, whenever the process is killed:
 
@@ -6,8 +6,8 @@ on a disk      Orbax writes it under a temporary name and renames it at the end.
 in gs://       A folder cannot be renamed, so Orbax writes commit_success.txt last; a step without it is not complete.
 in s3://       Orbax writes the step on this machine's disk. Then its files are uploaded, and commit_success.txt last.
 
-A step is removed in the opposite order: renamed first, or its mark deleted first. How a step is read and verified is in
-train/orbax_io.py.
+Removal goes the opposite way: the step is renamed first, or its mark deleted first. train/orbax_io.py reads and
+verifies a step.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import PyTree
@@ -60,10 +60,11 @@ from bert_jax.train.orbax_io import (
     saved_steps,
 )
 
-BEST_FILE = "best.json"  # next to the steps: which one is the best, and by which metric
-EVALUATION = "evaluation"  # the key in a step's metadata of what was measured at that step
-REMOVED = "removed"  # the folder next to the steps of those that are being deleted
-DAMAGED = "damaged"  # the folder next to the steps of those that cannot be read
+# Next to the steps:
+BEST_FILE = "best.json"  # which one is the best, and by which metric
+REMOVED = "removed"  # the folder of steps that are being deleted
+DAMAGED = "damaged"  # the folder of steps that cannot be read
+EVALUATION = "evaluation"  # the key of a step's held-out metrics in its metadata
 
 CheckHeld = Callable[[], None]
 
@@ -76,14 +77,14 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one workdir, written asynchronously.
+    """A workdir's checkpoints, written asynchronously. Use it in a `with`, or close it.
 
-    It keeps the newest `keep` steps (0: all), the multiples of `keep_every` (0: none), and the step that is best by
-    the held-out metric `best` (empty: none; eval_loss, eval_mlm_accuracy, ...), which best.json names. Every process
-    of a run creates one and calls each method at the same point. Use it in a `with`, or close it.
+    It keeps the newest `keep` steps (0: all), the multiples of `keep_every` (0: none), and the best step by the
+    held-out metric `best` (empty: none; eval_loss, eval_mlm_accuracy, ...), which best.json names. Every process of a
+    run creates one and calls each method at the same point.
 
-    check_held   raises an error if another run has the workdir; called before a step in S3 is uploaded, and
-                 before it is marked as complete
+    `check_held` raises an error if another run has the workdir. It is called before a step is uploaded to S3, and
+    before the step is marked as complete.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Checkpoints:
         self._finishing: threading.Thread | None = None
         self._failure: BaseException | None = None
         _remove_unfinished(self.directory)
-        # The complete steps, equal in all processes: what a run that replaces this one saves is never among them.
+        # The complete steps, equal in all processes. Steps that a run which replaces this one saves are never added.
         self._known = set(self.steps())
         if self.best:
             for step, evaluation in self.evaluations().items():
@@ -122,12 +123,16 @@ class Checkpoints:
         meta: Mapping[str, Any],
         average: PyTree | None = None,
     ) -> None:
-        """Starts to save a step; returns once the tensors may change (be donated). `meta` holds JSON values.
+        """Starts to save a step; returns once the tensors may change (be donated). An existing step stays as it is.
 
-        meta["evaluation"] is what was measured at the step. A step that exists already is left as it is. Without an
-        optimizer_state the checkpoint can initialize a run but not resume one; an average of None is left out.
-        Raises the failure of the previous save, as `wait` does: OSError for a full disk, which names the step; older
-        checkpoints are then whole.
+        Args:
+            optimizer_state: None for a checkpoint that can initialize a run but not resume one.
+            meta: JSON values; meta["evaluation"] holds the step's held-out metrics.
+            average: the moving average of the parameters, if any.
+
+        Raises:
+            Exception: the failure of the previous save, as from `wait`. An OSError for a full disk names the step.
+                Older checkpoints stay whole.
         """
         self.wait()
         if step in self._known:
@@ -148,7 +153,7 @@ class Checkpoints:
         self._finishing.start()
 
     def measured(self, step: int, evaluation: Mapping[str, float]) -> None:
-        """Records what was measured at a step that had been saved before; updates best.json."""
+        """Records the evaluation of a step that had been saved before; updates best.json."""
         if self.best:
             self.best.note(step, evaluation)
             self.write_best()
@@ -162,11 +167,11 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def meta(self, step: int) -> dict[str, Any]:
-        """Returns the metadata with which a step was saved. Raises DamagedCheckpoint."""
+        """Returns the metadata of a step. Raises DamagedCheckpoint."""
         return read_meta(self.directory / str(step))["meta"]
 
     def evaluations(self) -> dict[int, dict[str, float]]:
-        """Returns what was measured at each step before it was saved, except for steps with damaged metadata."""
+        """Returns the saved evaluations by step, except for steps with damaged metadata."""
         evaluations = {}
         for step in self.steps():
             with contextlib.suppress(DamagedCheckpoint):
@@ -174,7 +179,7 @@ class Checkpoints:
         return evaluations
 
     def newest_meta(self) -> dict[str, Any] | None:
-        """Returns the metadata of the newest step that has readable metadata, or None."""
+        """Returns the newest readable metadata, or None."""
         for step in reversed(self.steps()):
             with contextlib.suppress(DamagedCheckpoint):
                 return self.meta(step)
@@ -186,20 +191,27 @@ class Checkpoints:
         optimizer_state: PyTree,
         average: PyTree | None = None,
     ) -> tuple[int, Restored] | None:
-        """Restores the newest undamaged step and returns it with its number, or None.
+        """Restores the newest undamaged step and returns it with its number, or None; takes the arguments of `restore`.
 
-        The arguments are those of `restore`. Newer damaged steps are moved to damaged/ and a line on stderr reports it.
-        Raises UserError, and moves nothing, when all steps are damaged. With several processes it moves the newest
-        damaged step, unless that is the only one, and raises RunAgain.
+        Newer damaged steps are moved to damaged/ and reported on stderr. Raises UserError, and moves nothing, if all
+        steps are damaged. Several processes move the newest damaged step, if there is another, and raise RunAgain.
         """
         damaged: dict[int, str] = {}
-        for step in reversed(self.steps()):
+        steps = self.steps()
+        for step in reversed(steps):
             try:
                 restored = restore(self.directory / str(step), params, optimizer_state, average)
             except DamagedCheckpoint as error:
                 damaged[step] = error.why
-                if jax.process_count() > 1 and step != min(self.steps()):
-                    self._move_and_run_again(step, error.why)
+                if jax.process_count() > 1 and step != steps[0]:
+                    # Only one process may have seen the damage, so they would resume from two steps.
+                    with contextlib.suppress(FileNotFoundError):  # another process has moved it
+                        self._set_aside(step)
+                    raise RunAgain(
+                        f"checkpoint {self.directory / str(step)} is damaged and was moved to "
+                        f"{self.directory / DAMAGED}: {error.why}. Run the same command on every host to resume from "
+                        "the checkpoint before it"
+                    ) from error
                 continue
             for bad, why in damaged.items():
                 target = self._set_aside(bad)
@@ -248,45 +260,35 @@ class Checkpoints:
         self.close()
 
     def _finish(self, step: int) -> None:
-        """Completes a save in a thread: waits for Orbax, uploads a step in S3, and removes what is no longer kept."""
+        """Completes a save in a thread: waits for Orbax, uploads a step to S3, and removes steps that are not kept."""
         try:
             with self._explained(step, self._written):
                 self._writer.wait()
             if self._written != self.directory:
-                self._upload(step)
+                staged, stored = self._written / str(step), self.directory / str(step)
+                assert isinstance(staged, Path)
+                (staged / MARK).unlink()
+                self._check_held()  # the upload replaces files that another run may have put there
+                with self._explained(step, self.directory):
+                    upload_folder(staged, stored)
+                    self._check_held()
+                    write_file(stored / MARK, f"Checkpoint commit was successful to {stored}".encode())
+                shutil.rmtree(staged)
             self._known.add(step)
-            for old in sorted(self._known - self._kept()):
-                self._remove(old)
+            steps = sorted(self._known)
+            best = self.best.among(steps) if self.best else None
+            for old in steps[: -self._keep] if self._keep else ():
+                if old != best and not (self._keep_every and old % self._keep_every == 0):
+                    self._remove(old)
         except BaseException as error:
             self._failure = error  # which `wait` raises
-
-    def _upload(self, step: int) -> None:
-        """Brings a step that is complete on disk into the store, and removes it from the disk."""
-        staged, stored = self._written / str(step), self.directory / str(step)
-        assert isinstance(staged, Path)
-        (staged / MARK).unlink()
-        self._check_held()  # the upload replaces what another run may have put there
-        with self._explained(step, self.directory):
-            upload_folder(staged, stored)
-            self._check_held()
-            write_file(stored / MARK, f"Checkpoint commit was successful to {stored}".encode())
-        shutil.rmtree(staged)
-
-    def _kept(self) -> set[int]:
-        """Returns those of the complete steps that stay."""
-        steps = sorted(self._known)
-        kept = set(steps[-self._keep :])  # all of them for keep=0
-        if self._keep_every:
-            kept |= {step for step in steps if step % self._keep_every == 0}
-        if self.best:
-            kept |= {step for step in (self.best.among(steps),) if step is not None}
-        return kept
 
     def _remove(self, step: int) -> None:
         """Removes a step, which is complete or gone whenever the process is killed."""
         self._known.discard(step)
         if not distributed.is_primary():
             return
+        # First the one operation after which no reader takes the step for complete: a rename, or the mark's deletion.
         folder = self.directory / str(step)
         if isinstance(folder, Path):
             (self.directory / REMOVED).mkdir(exist_ok=True)
@@ -299,7 +301,7 @@ class Checkpoints:
             remove_folder(folder)
 
     def _set_aside(self, step: int) -> Location:
-        """Moves a damaged step to damaged/STEP (or STEP-2, ...), and returns where it is now."""
+        """Moves a damaged step to damaged/STEP (or STEP-2, ...), and returns its new place."""
         folder = self.directory / DAMAGED
         if not is_stored(folder):
             folder.mkdir(exist_ok=True)
@@ -311,23 +313,14 @@ class Checkpoints:
             self.best.values.pop(step, None)
         return target
 
-    def _move_and_run_again(self, step: int, why: str) -> NoReturn:
-        """Ends a run of several processes: only one may have seen the damage, so they would resume from two steps."""
-        with contextlib.suppress(FileNotFoundError):  # another process has moved it
-            self._set_aside(step)
-        raise RunAgain(
-            f"checkpoint {self.directory / str(step)} is damaged and was moved to {self.directory / DAMAGED}: {why}. "
-            "Run the same command on every host to resume from the checkpoint before it"
-        )
-
     def _explained(self, step: int, folder: Location) -> contextlib.AbstractContextManager[None]:
-        """Explains why a step cannot be written into a folder in a store; errors of a disk pass."""
+        """Explains why a step cannot be written to a store; errors of a disk pass."""
         then = "Run the same command again to resume from the checkpoint before it"
         return store_errors(folder, f"write checkpoint {step} in {self.directory}", then)
 
 
 def _remove_unfinished(directory: Location) -> None:
-    """Removes from a folder of checkpoints what interrupted saves and removals have left."""
+    """Removes the remains of interrupted saves and removals."""
     if not distributed.is_primary():
         return
     complete = set(map(str, saved_steps(directory)))
@@ -341,10 +334,17 @@ def _remove_unfinished(directory: Location) -> None:
 def restore(directory: Location, params: PyTree, optimizer_state: PyTree, average: PyTree | None = None) -> Restored:
     """Reads WORKDIR/checkpoints/STEP straight into the memory that the shardings name, and verifies it.
 
-    `params`, `optimizer_state` and `average` are trees of jax.ShapeDtypeStruct with shardings, in the structure to
-    return (including optax's NamedTuples). An average of None is not read; one that the step does not hold is returned
-    as None. Raises UserError for a tensor that is missing, extra, or of another shape or dtype, and DamagedCheckpoint
-    for damaged files. The workdir stays as it is.
+    Args:
+        directory: the step's folder, which stays as it is.
+        params, optimizer_state, average: trees of jax.ShapeDtypeStruct with shardings, in the structure to return
+            (including optax's NamedTuples). An average of None is not read.
+
+    Returns:
+        The trees and the metadata; the average is None if the step has none.
+
+    Raises:
+        UserError: a tensor is missing, extra, or has another shape or dtype.
+        DamagedCheckpoint: files are damaged.
     """
     document = read_meta(directory)
     tensors = document["tensors"]
@@ -368,8 +368,8 @@ def held_workdir(workdir: Location) -> Iterator[CheckHeld]:
     """Holds a workdir for one run while it is open, and yields a function to call before anything is written.
 
     Process 0 holds it for all processes. The function raises storage.hold.NoLongerHeld if another run has replaced
-    this one, which can happen to a run that was suspended. Raises UserError for a workdir that another run holds, or
-    that cannot be one.
+    this one, which can happen after a suspension. Raises UserError if another run holds the workdir, or it cannot be
+    one.
     """
     check_workdir(workdir)
     if not distributed.is_primary():
@@ -380,9 +380,7 @@ def held_workdir(workdir: Location) -> Iterator[CheckHeld]:
 
 
 def check_workdir(workdir: Location) -> None:
-    """Raises UserError for a workdir that is a file, in a bucket that this process cannot read, or in S3 if the run has
-    several processes.
-    """
+    """Raises UserError for a workdir that is a file, in an unreadable bucket, or, with several processes, in S3."""
     if store_of(workdir) is S3 and jax.process_count() > 1:
         raise UserError(
             f"--workdir {workdir}: a run of several processes cannot keep its checkpoints in S3, because each process "

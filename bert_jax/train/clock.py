@@ -1,5 +1,6 @@
-"""How much of a run is done: by steps, tokens or minutes, or by the log of an earlier run (law 4)."""
+"""Measures the part of a run that is done: by steps, tokens or minutes, or by an earlier run's log (law 4)."""
 
+import bisect
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,49 +18,50 @@ from bert_jax.train.metrics import METRICS_FILE, read_lines, read_metrics
 
 @dataclass(frozen=True)
 class TokenLength:
-    """A run that ends once its steps have read this many tokens.
+    """The length of a run that ends once its steps have read `tokens` tokens.
 
-    tokens   the length, config.tokens
-    before   the number of tokens that all steps before a step read, as a function of that step which never falls
-             (PhasedLoader.tokens_before; train/workdir.py), so that all processes and every restart know it without
-             counting
+    `before(step)` gives the tokens of all steps before one and never falls (PhasedLoader.tokens_before;
+    train/workdir.py). All processes and every restart know it without counting.
     """
 
     tokens: float
     before: Callable[[int], float]
 
     def share(self, step: int) -> float:
-        """Returns the share of the run that is done before a step, from 0 to 1."""
+        """The share of the run that is done before a step, from 0 to 1."""
         return min(1.0, self.before(step) / self.tokens)
 
     @property
     def steps(self) -> int:
-        """The number of steps of the run: the first step before which all tokens are read."""
+        """The first step before which all tokens are read."""
         most = 1
         while self.share(most) < 1.0:
             most *= 2
-        least = most // 2  # steps before it are too few, unless it is 0
-        while least + 1 < most:
-            middle = (least + most) // 2
-            least, most = (least, middle) if self.share(middle) >= 1.0 else (middle, most)
-        return most
+        return bisect.bisect_left(range(most + 1), 1.0, lo=1, key=self.share)
 
 
-# A run with a time budget reads the clock at least once per this share of the budget, so it ends within 1% of it.
+# With a time budget the clock is read at least once per this share of it, so the run ends within 1%.
 REFRESH_SHARE = 0.01
-ENDED_BY = ("steps", "budget_minutes", "budget_replay")  # the configuration keys that decide the fraction of a budget
+ENDED_BY = ("steps", "budget_minutes", "budget_replay")  # configuration keys that decide the fraction
 
 
 class Clock:
-    """The fraction of a run that is done before each step, from 0 to 1; the run ends when it reaches 1.
+    """The fraction of a run that is done before each step, from 0 to 1; the run ends at 1.
 
-    Without a time budget the fraction is step / steps, or the share of the tokens of a `length`. With a budget it comes
-    from the clock of process 0, is read at refreshes only, and does not change between two refreshes. `refreshed` is
-    true at those steps, so that the loop logs the value. With `replay` the clock follows the logged values of an
-    earlier run and repeats it exactly.
+    Without a time budget the fraction is step / steps, or the share of a `length` in tokens. With a budget it comes
+    from process 0's clock and changes only at refreshes; `refreshed` is true at those steps, so that the loop logs the
+    value. With `replay` the clock follows the values logged by an earlier run and repeats it exactly.
 
-    Several processes know the clock of process 0 at the steps that are multiples of log_every. Process 0 sends it one
-    step earlier, while the device computes, so no process waits for it.
+    Several processes know process 0's clock at multiples of log_every. Process 0 sends it one step earlier, while the
+    device computes, so no process waits for it.
+
+    Args:
+        start, fraction, elapsed: step, fraction and seconds of the checkpoint from which the run resumes.
+        replay: a log, as for read_fractions.
+        changed: whether steps or budget differ from the checkpoint's, so that its fraction belongs to another length.
+
+    Raises:
+        UserError: the run would never end, or the log does not repeat it.
     """
 
     def __init__(
@@ -75,29 +77,21 @@ class Clock:
         length: TokenLength | None = None,
         changed: bool = False,
     ) -> None:
-        """`start`, `fraction` and `elapsed` (seconds) are those of the checkpoint from which the run resumes.
-
-        changed   whether what ends the run differs from there, so that `fraction` is that of another length
-        Raises UserError for a run that would never end, and for a log that does not repeat it.
-        """
         check_end(steps, budget_minutes, replay, length)
-        self.steps = steps
-        self.length = length
+        self.steps, self.length = steps, length
         self.budget = budget_minutes * 60
         self.log_every = max(log_every, 1)
-        self.fraction = fraction
-        self.refreshed = False
-        self._start = start
+        self.fraction, self.refreshed = fraction, False
+        self._start, self._changed = start, changed
         self._elapsed_before = elapsed
         self._started = self._estimated_from = time.monotonic()
-        self._share = self._share_then = fraction  # by steps or tokens, or by the log of an earlier run
+        self._share = self._share_then = fraction  # by steps or tokens, or by an earlier run's log
         self._last_refresh = -1.0
         self._received = elapsed
         self._sent: jax.Array | None = None
-        self._changed = changed
         self._replay = read_fractions(replay) if replay else None
         if self._replay and changed:
-            earlier = [each for each in self._replay if each <= start]
+            earlier = [step for step in self._replay if step <= start]
             if not earlier and fraction >= 1.0:
                 raise UserError(
                     f"budget_replay: {replay} begins after step {start}, at which the run before it had ended, so the "
@@ -112,20 +106,20 @@ class Clock:
 
     @property
     def agreed(self) -> float:
-        """As `elapsed`, but the same in all processes: what process 0 sent for the last multiple of log_every."""
+        """`elapsed` in process 0, as all processes know it since the last multiple of log_every."""
         return self.elapsed if jax.process_count() == 1 else self._received
 
     def start_estimate(self) -> None:
-        """Makes `remaining` count from now on. Call it when the first step, which compiles, has been started."""
+        """Makes `remaining` count from now on. Call it after the first step, which compiles, was dispatched."""
         self._estimated_from, self._share_then = time.monotonic(), self._share
 
     def leave_out(self, seconds: float) -> None:
-        """Leaves seconds that will not recur, such as those of compiling an evaluation, out of the pace of the run."""
+        """Leaves seconds that will not recur, such as a compilation, out of the run's pace."""
         self._estimated_from += seconds
 
     @property
     def remaining(self) -> float | None:
-        """Estimated seconds until the run ends, by its pace and by its budget, or None before anything is done."""
+        """Estimates the seconds until the run ends, by its pace and its budget; None before anything is done."""
         done = self._share - self._share_then
         by_pace = (time.monotonic() - self._estimated_from) * (1 - self._share) / done if done > 0 else None
         if self.budget <= 0 or self._replay is not None:
@@ -135,7 +129,12 @@ class Clock:
 
     def read(self, step: int) -> float:
         """Returns the fraction that is done before this step. Call it once for each step, in order."""
-        self._exchange(step)
+        if jax.process_count() > 1:
+            # Receive the value that process 0 sent for this step; send its clock for the next step if that needs it.
+            if self._sent is not None:
+                self._received, self._sent = float(self._sent), None
+            if (step + 1) % self.log_every == 0:
+                self._sent = distributed.send_from_primary(self.elapsed)
         by_steps = step / self.steps if self.steps > 0 else 0.0
         if self.length is not None:
             by_steps = self.length.share(step)
@@ -147,8 +146,8 @@ class Clock:
         elif self.budget <= 0:
             self.refreshed, self.fraction = step % self.log_every == 0, by_steps
         elif step > self._start or self.fraction >= 1.0 or self._changed:
-            # A restart uses the fraction of its checkpoint, as a run without a stop does. A run that had finished, or
-            # whose end has changed, reads the clock instead, and its log gets the value (Recorder.correct_fraction).
+            # A restart uses its checkpoint's fraction, like a run without a stop. A run that had finished, or whose end
+            # has changed, reads the clock instead, and its log gets the value (Recorder.correct_fraction).
             due = jax.process_count() == 1 and self.elapsed - self._last_refresh >= REFRESH_SHARE * self.budget
             due |= step == self._start
             self.refreshed = due or step % self.log_every == 0 or (0 < self.steps <= step)
@@ -158,18 +157,9 @@ class Clock:
         self._share = by_steps if self._replay is None else self.fraction
         return self.fraction
 
-    def _exchange(self, step: int) -> None:
-        """Receives what process 0 sent for this step, and sends its clock for the next step if that needs it."""
-        if jax.process_count() == 1:
-            return
-        if self._sent is not None:
-            self._received, self._sent = float(self._sent), None
-        if (step + 1) % self.log_every == 0:
-            self._sent = distributed.send_from_primary(self.elapsed)
-
 
 def make_clock(config: TrainConfig, meta: Mapping[str, Any], length: TokenLength | None = None) -> Clock:
-    """Returns the clock of a run that resumes from a checkpoint with this meta (empty: the run begins)."""
+    """Makes the clock of a run that resumes from a checkpoint with this metadata (empty: the run begins)."""
     there = (meta.get("provenance") or {}).get("configuration", {})
     return Clock(
         config.steps,
@@ -196,7 +186,7 @@ def check_end(steps: int, budget_minutes: float, replay: str, length: TokenLengt
 def read_fractions(log: str) -> dict[int, float]:
     """Returns the budget fractions that a run logged, by step. Raises UserError if the log has none.
 
-    log   a metrics.jsonl, or the workdir of a run, also in a store
+    `log` is a metrics.jsonl or a workdir, also in a store.
     """
     path = location(log)
     workdir = path.parent if path.name == METRICS_FILE else path  # one in a store has its log in segments

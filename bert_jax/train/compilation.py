@@ -1,4 +1,4 @@
-"""Compilation: the cache on disk, what is reported while a program compiles, and compiling later shapes in threads."""
+"""Compilation: the cache on disk, reports about the first programs, and compiling later shapes in threads."""
 
 import contextlib
 import os
@@ -28,16 +28,16 @@ from bert_jax.train.step import TrainState
 
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"  # jax's own; it may also name gs://BUCKET/FOLDER
 
-_LOCK = ".writer"  # in the folder of programs: held by the process that writes where process 0 does not
+_LOCK = ".writer"  # in the cache folder: held by the process that writes if process 0 does not
 _locks: list[IO[bytes]] = []  # open until the process ends
 
 
 def enable_compilation_cache() -> Path | None:
     """Makes jax keep compiled programs in ~/.cache/bert_jax (or $XDG_CACHE_HOME/bert_jax) and returns that folder.
 
-    Returns None, and changes nothing, where jax has a folder already, where JAX_COMPILATION_CACHE_DIR is set (an empty
-    value disables the cache) or where the folder cannot be created. Programs are found by a hash of their code,
-    compiler and devices, so deleting the folder is always safe.
+    Returns None, and changes nothing, if jax has a folder already, if JAX_COMPILATION_CACHE_DIR is set (an empty value
+    disables the cache), or if the folder cannot be created. Programs are found by a hash of their code, compiler and
+    devices, so deleting the folder is always safe.
     """
     if VARIABLE in os.environ or jax.config.values["jax_compilation_cache_dir"] is not None:
         return None
@@ -52,25 +52,36 @@ def enable_compilation_cache() -> Path | None:
 
 
 def write_on_every_host() -> None:
-    """Makes one process for each folder of programs write what it compiles. All processes call it once connected.
+    """Makes one process per cache folder write its compiled programs. All processes call it once connected.
 
-    jax lets only process 0 of several write programs (0.10.2 to 0.12.0; jax/_src/compiler.py, _cache_write), because
-    others might write the same file at the same time. On hosts with a home directory each, all other processes would
-    then compile at every start.
-
-    It changes nothing for one process, and where all share the folder of process 0 or it is in an object store: jax
-    then writes it in process 0.
+    jax lets only process 0 write programs (0.10.2 to 0.12.0; jax/_src/compiler.py, _cache_write), because others might
+    write the same file at the same time. On hosts with separate home directories, all other processes would then
+    compile at every start. This changes nothing for one process, for a folder that all share, or for an object store.
     """
     if jax.process_count() == 1:
         return
     named = str(jax.config.values["jax_compilation_cache_dir"] or "")
     folder = Path(named) if named and "://" not in named else None
     by_jax = compiler._cache_write
-    if folder is not None and not distributed.is_primary() and _is_first(folder):
-        # Before it is known whether to write, because programs of the next lines are to be found as well. They take
-        # less than a second to compile, so jax keeps them only where its shortest time is set to 0.
-        compiler._cache_write = _as_process_0(by_jax)
-    mark = distributed.broadcast_from_primary(_leave_mark(folder))
+    if folder is not None and not distributed.is_primary():
+        # This happens before it is known whether to write, because the programs of the next lines are to be found as
+        # well. They take less than a second to compile, so jax keeps them only if its shortest time is set to 0.
+        with contextlib.suppress(OSError):  # another process of this host holds the lock, or the folder is read-only
+            folder.mkdir(parents=True, exist_ok=True)
+            _locks.append((folder / _LOCK).open("ab"))
+            try_lock(_locks[-1])
+            # A copy of jax's function that takes this process for process 0.
+            first = types.SimpleNamespace(global_state=types.SimpleNamespace(process_id=0))
+            compiler._cache_write = types.FunctionType(by_jax.__code__, vars(compiler) | {"distributed": first})
+    # Process 0 leaves a mark in its folder; a process that sees the mark shares the folder.
+    mark = ""
+    if folder is not None and distributed.is_primary():
+        with contextlib.suppress(OSError):
+            name = f"{os.urandom(8).hex()}.mark"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+            mark = name
+    mark = distributed.broadcast_from_primary(mark)
     is_seen = folder is None or not mark or (folder / mark).exists()
     multihost_utils.process_allgather(np.bool_(is_seen))  # all have looked
     if is_seen:
@@ -79,44 +90,13 @@ def write_on_every_host() -> None:
         (folder / mark).unlink(missing_ok=True)
 
 
-def _leave_mark(folder: Path | None) -> str:
-    """Creates a file in process 0's folder of programs and returns its name, or an empty string if it cannot."""
-    if folder is None or not distributed.is_primary():
-        return ""
-    mark = f"{os.urandom(8).hex()}.mark"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / mark).touch()
-    except OSError:
-        return ""
-    return mark
-
-
-def _is_first(folder: Path) -> bool:
-    """Whether this process alone of this host, and of those of other runs that were started so, may write here."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / _LOCK).open("ab")
-        _locks.append(lock)
-        try_lock(lock)
-    except OSError:  # including BlockingIOError
-        return False
-    return True
-
-
-def _as_process_0(function: Any) -> types.FunctionType:
-    """Returns a function of jax's compiler that takes this process for process 0."""
-    first = types.SimpleNamespace(global_state=types.SimpleNamespace(process_id=0))
-    return types.FunctionType(function.__code__, vars(compiler) | {"distributed": first})
-
-
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # jax's own events, also for programs found in the cache
 _FOUND = "/jax/compilation_cache/cache_hits"
 WORTH_A_LINE = 2.0  # seconds
 
 
 class _Count:
-    """Programs that this process has asked for, how many of them were in the cache, and the seconds by thread."""
+    """Programs that this process asked for, how many the cache had, and the seconds by thread."""
 
     def __init__(self) -> None:
         self.asked = self.found = 0
@@ -126,7 +106,7 @@ class _Count:
 
     @property
     def seconds(self) -> float:
-        """Seconds that this thread has compiled, or loaded programs from the cache."""
+        """Seconds that this thread spent compiling, or loading programs from the cache."""
         return self._seconds[threading.get_ident()]
 
     def _on_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
@@ -143,7 +123,7 @@ _count = _Count()
 
 @contextlib.contextmanager
 def compiling(progress: ProgressLine) -> Iterator[None]:
-    """Shows that the training step is being compiled or loaded in this block, and afterwards which, if it took long."""
+    """Shows that this block compiles or loads the training step, and afterwards which of both, if it took long."""
     asked, found, began = _count.asked, _count.found, time.monotonic()
     progress.note("compiling the training step")
     yield
@@ -152,7 +132,7 @@ def compiling(progress: ProgressLine) -> Iterator[None]:
 
 @contextlib.contextmanager
 def evaluating(progress: ProgressLine, clock: Clock, begins: bool) -> Iterator[None]:
-    """As `compiling`, of the first evaluation; the seconds of compiling do not count as the pace of the run."""
+    """Does the same for the first evaluation; compile seconds do not count in the run's pace."""
     if not begins:
         yield
         return
@@ -165,7 +145,7 @@ def evaluating(progress: ProgressLine, clock: Clock, begins: bool) -> Iterator[N
 
 
 def _report(progress: ProgressLine, program: str, asked: int, found: int, seconds: float) -> None:
-    """Reports whether all programs since the counts `asked` and `found` were in the cache, if it took long."""
+    """Reports, if it took long, whether all programs since the counts `asked` and `found` were in the cache."""
     if seconds < WORTH_A_LINE:
         return
     cached = _count.found > found and _count.found - found == _count.asked - asked
@@ -174,7 +154,7 @@ def _report(progress: ProgressLine, program: str, asked: int, found: int, second
 
 
 class CompilingAhead:
-    """Compiles a training step for the shapes of later batches in threads, while the run trains on those of its first.
+    """Compiles a training step for the shapes of later batches in threads, while the run trains on the first shape.
 
     With one process and several cores this takes hardly more time than one program. A program that does not compile,
     or does not fit into memory, is reported in the first minutes, and not after days.
@@ -182,8 +162,9 @@ class CompilingAhead:
     Several processes compile all shapes before the first step, in the same order. So do GPUs, because XLA times
     kernels on the GPU while it compiles, which the training step would disturb.
 
-    later       abstract batches, by the first step that has each (`later_batch_shapes`)
-    arguments   what the step takes after state, batch and fraction
+    Args:
+        later: abstract batches, by the first step of each shape (`later_batch_shapes`).
+        arguments: the step's arguments after state, batch and fraction.
     """
 
     def __init__(
@@ -195,12 +176,15 @@ class CompilingAhead:
         mesh: Mesh,
         report: Callable[[str], None],
     ) -> None:
-        # The state itself is donated to the first step.
-        given = jax.tree.map(_abstract, (state, *arguments))
+        def abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+            weak = getattr(leaf, "weak_type", False)  # which keys do not have
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=weak)
+
+        abstract_state, *others = jax.tree.map(abstract, (state, *arguments))  # the first step takes the state itself
 
         def compile_for(batch: Any) -> None:
             with jax.set_mesh(mesh):  # which is a property of the thread
-                train_step.lower(given[0], batch, np.float32(0), *given[1:]).compile()
+                train_step.lower(abstract_state, batch, np.float32(0), *others).compile()
 
         at_once = jax.process_count() > 1 or mesh.devices.flat[0].platform == "gpu"
         self._compiling: dict[Any, Future[None]] = {}
@@ -213,12 +197,10 @@ class CompilingAhead:
                 self._compiling[_shape(batch)] = self._threads.submit(compile_for, batch)
 
     def wait_for(self, batch: Any) -> None:
-        """Returns once the step is compiled for batches of this shape, if it is one of the later ones.
+        """Waits for the program of a batch of this shape, if it is one of the later ones.
 
         Raises the error of any program that has failed to compile.
         """
-        if not self._compiling:
-            return
         for shape in [shape for shape, future in self._compiling.items() if future.done() or shape == _shape(batch)]:
             self._compiling.pop(shape).result()
 
@@ -232,18 +214,15 @@ class CompilingAhead:
 def later_batch_shapes(
     source: Source, first: int, end: int, mesh: Mesh, shapes_at: Sequence[int] = ()
 ) -> dict[int, Any]:
-    """Returns abstract batches of the shapes and types that a run meets besides that of its first one, by a step that
-    has each.
+    """Returns abstract batches of the shapes and types that differ from the first batch's, by their first step.
 
-    first, end   the first step, and the run's number of steps (0: unknown)
-    shapes_at    Run.shapes_at
-    Reads one row for each of these steps, or else for each change of the source.
+    Reads one row for each of `shapes_at` (Run.shapes_at), or else for each change of the source. `first` and `end` are
+    the first step and the run's number of steps (0: unknown).
     """
     if 0 < end <= first:  # a finished run takes no step
         return {}
     sharding = partitioning.rows_sharding(mesh)
-    batches: dict[int, Any] = {}
-    seen = []
+    batches: dict[Any, tuple[int, Any]] = {}
     later = shapes_at or (change for change in source.changes if change > first)
     for step in (first, *(step for step in later if step < end or end <= 0)):
         rows = source.rows_at(step)
@@ -251,17 +230,10 @@ def later_batch_shapes(
             lambda leaf, rows=rows: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype, sharding=sharding),
             source.batch(step, slice(0, 1)),
         )
-        if (type(batch), batch) not in seen:  # tuples of different types may be equal
-            seen.append((type(batch), batch))
-            batches[step] = batch
-    batches.pop(first)
-    return batches
-
-
-def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-    weak = getattr(leaf, "weak_type", False)  # which keys do not have
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=weak)
+        batches.setdefault(_shape(batch), (step, batch))
+    return dict(list(batches.values())[1:])
 
 
 def _shape(batch: Any) -> Any:
+    # With the type, since phases of equal shapes compile programs of their own.
     return type(batch), tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(batch))

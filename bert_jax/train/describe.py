@@ -1,7 +1,4 @@
-"""The lines that a run prints when it starts: from where it starts, what it trains, and on what.
-
-`describe` is the entry point. With --verbose it adds a table of the parameters.
-"""
+"""The lines that a run prints when it starts: its origin, its parameters, and its devices."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -32,9 +29,10 @@ def describe(
 ) -> list[str]:
     """Returns the lines with which a run starts.
 
-    meta          the metadata of the checkpoint from which it resumes or is branched; empty: it begins
-    differences   what has changed since that checkpoint, a line each
-    ended         whether it stopped early there
+    Args:
+        meta: the metadata of the checkpoint from which it resumes or is branched; empty: it begins.
+        differences: the changes since that checkpoint, a line each.
+        ended: whether it stopped early there.
     """
     lines = list(differences)
     if workdir.BRANCHED in meta:
@@ -47,19 +45,21 @@ def describe(
         lines.append(f"a run of {run.length.tokens:,.0f} tokens: {run.length.steps:,} steps")
     lines += [*(run.describe_data(run.end, run.counted_from) if run.describe_data else ()), *run.notes]
     if not meta:
-        lines += [*(parameter_table(state.params, plan) if run.verbose else []), parameter_count(state.params)]
-    # Devices, mesh, dtype, layer loop and attention kernels. Memory is worth a line where it is divided.
+        total = sum(value.size for value in jax.tree.leaves(state.params))
+        lines += parameter_table(state.params, plan) if run.verbose else []
+        lines.append(f"{total:,} parameters, {total * 4 / 1e6:,.1f} MB in float32")
     loop = "unrolled" if plan.runtime.unrolled(plan.model.layers) else "scanned"
     kernels = " and ".join(layer.kernels(plan.model, plan.runtime, batch_length(run.source, int(state.step))))
     lines.append(
         f"{mesh.size} x {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}, "
         f"compute {plan.runtime.compute_dtype}, layers {loop}, attention {kernels}"
     )
+    # Memory is worth a line if it is divided.
     return lines + ([device_memory_summary(state, mesh)] if mesh.size > 1 else [])
 
 
 def optimizer_warnings(run: Run, meta: Mapping[str, Any]) -> list[str]:
-    """Returns warnings about what is set in vain; none where a checkpoint is already at the end."""
+    """Returns warnings about settings without effect; none if the checkpoint is already at the end."""
     if 0 < run.end <= meta.get("step", 0):
         return []
     config = run.config.optimizer
@@ -68,34 +68,36 @@ def optimizer_warnings(run: Run, meta: Mapping[str, Any]) -> list[str]:
 
 
 def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
-    """Returns a table with one line per parameter. `params` are arrays with shardings.
+    """Makes a table with one line per parameter; `params` are arrays with shardings.
 
-    Columns: path, shape, dtype, sharding, weight decay, and whether or at which share of the rate it learns. Where the
-    layers of a stack differ in decay or rate, the table gives their range.
+    If the layers of a stack differ in weight decay or rate, the table gives their range. `learns` is yes, no, the last
+    K layers, or the share of the learning rate, and the step from which the parameter trains, if not the first.
     """
     factors = layers.flatten(plan.factors) if plan.factors is not None else {}
     decays = layers.flatten(optim.decays(plan.optimizer_config, params))
+    begins = layers.flatten(plan.unfreezing.begins) if plan.unfreezing is not None else {}
     rows = [("parameter", "shape", "dtype", "sharding", "decay", "learns")]
     for path, value in layers.flatten(params).items():
         shape = " x ".join(map(str, value.shape))
-        decay = _range(decays[path])
-        learns = _learning(factors.get(path, np.ones(()))) + _unfreezing(plan, path)
-        rows.append((path, shape, str(value.dtype), _sharding(value), decay, learns))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        placed = value.sharding
+        sharded = "replicated" if placed.is_fully_replicated else str(getattr(placed, "spec", placed))
+        factor = factors.get(path, np.ones(()))
+        count = int(np.sum(factor))
+        if not np.isin(factor, (0, 1)).all():
+            learns = f"x {_range(factor)}"
+        elif np.all(factor) or not count:
+            learns = "yes" if count else "no"
+        else:
+            learns = f"last {count}" if np.all(np.ravel(factor)[-count:]) else f"{count} of {np.size(factor)}"
+        if np.any(begins.get(path, 0)):
+            learns += f" from step {' to '.join(map(str, np.unique((begins[path].min(), begins[path].max()))))}"
+        rows.append((path, shape, str(value.dtype), sharded, _range(decays[path]), learns))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def parameter_count(params: dict[str, Any]) -> str:
-    """Returns a line with the number of parameters and their size."""
-    total = sum(value.size for value in jax.tree.leaves(params))
-    return f"{total:,} parameters, {total * 4 / 1e6:,.1f} MB in float32"
-
-
 def device_memory_summary(state: Any, mesh: Mesh) -> str:
-    """Returns one line: how much of a training state each device holds, and the largest replicated tensor.
-
-    It also names the tensors that the rules would shard but the mesh does not divide.
-    """
+    """Describes a training state's memory per device, its largest replicated tensor, and tensors left undivided."""
     leaves = {
         jax.tree_util.keystr(path, simple=True, separator=layers.SEPARATOR): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)
@@ -113,40 +115,12 @@ def device_memory_summary(state: Any, mesh: Mesh) -> str:
     return line
 
 
-def _sharding(value: jax.Array) -> str:
-    if value.sharding.is_fully_replicated:
-        return "replicated"
-    return str(getattr(value.sharding, "spec", value.sharding))
-
-
-def _learning(factor: Any) -> str:
-    """yes, no, the last K of the layers, or the share of the learning rate."""
-    if not np.isin(factor, (0, 1)).all():
-        return f"x {_range(factor)}"
-    if np.all(factor):
-        return "yes"
-    learning = int(np.sum(factor))
-    if not learning:
-        return "no"
-    return f"last {learning}" if np.all(np.ravel(factor)[-learning:]) else f"{learning} of {np.size(factor)}"
-
-
-def _unfreezing(plan: Plan, path: str) -> str:
-    """The step from which a parameter, or the layers of a stack, learn, where that is not the first."""
-    if plan.unfreezing is None:
-        return ""
-    begins = layers.flatten(plan.unfreezing.begins).get(path)
-    if begins is None or not np.any(begins):
-        return ""
-    return f" from step {' to '.join(map(str, dict.fromkeys((np.min(begins), np.max(begins)))))}"
-
-
 def _range(values: Any) -> str:
     low, high = np.min(values), np.max(values)
     return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
 
 
 def describe_batch(batch: Any) -> str:
-    """Returns the shape of a batch in words, and what a phase predicts."""
+    """Describes a batch's shape and its phase's predictions."""
     predicts = f", predicting {batch.predicts}" if hasattr(batch, "predicts") else ""
     return f"batches of {batch.input_ids.shape[0]} rows of {batch.input_ids.shape[-1]} positions{predicts}"

@@ -4,8 +4,8 @@ processes agree on values.
     with distributed.processes(flags):  # one process: does nothing
         train()
 
-Each process loads the rows that its devices own; process 0 writes logs, metrics and files. What only one of them can
-know (a clock, a file) process 0 broadcasts to the others over the devices.
+Each process loads the rows that its devices own; process 0 writes logs, metrics and files. It broadcasts values that
+only one process can know (a clock, a file) over the devices.
 """
 
 import argparse
@@ -43,7 +43,7 @@ _TASK_COUNTS = ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE") 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The place of this process in a run, as flags and environment give it; jax asks the scheduler for what is None."""
+    """The place of this process in a run, from flags and environment; jax asks the scheduler for values of None."""
 
     coordinator_address: str | None = None  # HOST:PORT of process 0
     num_processes: int | None = None
@@ -52,7 +52,6 @@ class Cluster:
 
     @property
     def complete(self) -> bool:
-        """Whether flags and environment give everything."""
         return None not in (self.coordinator_address, self.num_processes, self.process_id)
 
     @property
@@ -61,7 +60,7 @@ class Cluster:
 
     @property
     def port(self) -> int:
-        """The port of process 0; 0 where the address has none."""
+        """The port of process 0; 0 if the address has none."""
         port = (self.coordinator_address or "").rpartition(":")[2]
         return int(port) if port.isdecimal() else 0
 
@@ -72,28 +71,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     several.add_argument("--coordinator_address", default="", metavar="HOST:PORT", help="the address of process 0")
     several.add_argument("--num_processes", type=int, metavar="N", help="the number of processes; 1: only this one")
     several.add_argument("--process_id", type=int, metavar="I", help="the number of this process, from 0")
-    several.add_argument(
-        "--startup_timeout",
-        type=float,
-        default=STARTUP_TIMEOUT,
-        metavar="SECONDS",
-        help=f"how long processes wait for each other at startup (default: {STARTUP_TIMEOUT:g})",
-    )
-    several.add_argument(
-        "--heartbeat_timeout",
-        type=float,
-        default=HEARTBEAT_TIMEOUT,
-        metavar="SECONDS",
-        help=f"how long a process may be silent before it counts as lost (default: {HEARTBEAT_TIMEOUT:g})",
-    )
+    for name, seconds, text in (
+        ("startup", STARTUP_TIMEOUT, "how long processes wait for each other at startup"),
+        ("heartbeat", HEARTBEAT_TIMEOUT, "how long a process may be silent before it counts as lost"),
+    ):
+        text += f" (default: {seconds:g})"
+        several.add_argument(f"--{name}_timeout", type=float, default=seconds, metavar="SECONDS", help=text)
 
 
 def find(flags: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Cluster | None:
-    """Returns what flags, JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID give, or None for one process.
+    """Reads flags, JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID; None for one process.
 
-    What they leave open, jax.distributed.initialize asks the scheduler for. Where they give everything, a task that
-    shares its machine with others takes the GPU with its number there, as jax would choose, unless it has GPUs of its
-    own. Raises UserError for impossible values.
+    jax.distributed.initialize asks the scheduler for missing values. If none is missing, a task that shares its machine
+    with others takes the GPU with its number there, as jax would choose, unless it has GPUs of its own. Raises
+    UserError for impossible values.
     """
     for name in ("startup_timeout", "heartbeat_timeout"):
         if not getattr(flags, name) > 0:
@@ -106,20 +97,21 @@ def find(flags: argparse.Namespace, environment: Mapping[str, str] = os.environ)
     if count == 1 or (address is count is process is None and of_scheduler == {"1"}):
         return None
     cluster = Cluster(address, count, process)
-    if not cluster.complete:
+    if address is None or count is None or process is None:
         return cluster
-    _check(cluster)
+    if not cluster.host or not 0 < cluster.port < 1 << 16:
+        raise UserError(f"--coordinator_address is {address!r}; expected HOST:PORT of process 0, such as 10.0.0.2:8476")
+    if count <= 0:
+        raise UserError(f"--num_processes is {count}; expected 1 or more")
+    if not 0 <= process < count:
+        raise UserError(f"--process_id is {process} with --num_processes={count}; expected 0 to {count - 1}, each once")
     return dataclasses.replace(cluster, local_device_ids=_local_device_ids(environment))
 
 
 def describe_failure(cluster: Cluster, error: Exception) -> str:
     """Returns the message for a run whose processes jax could not connect."""
-    given = {
-        "coordinator_address": cluster.coordinator_address,
-        "num_processes": cluster.num_processes,
-        "process_id": cluster.process_id,
-    }
-    missing = [f"--{name}" for name, value in given.items() if value is None]
+    names = ("coordinator_address", "num_processes", "process_id")
+    missing = [f"--{name}" for name in names if getattr(cluster, name) is None]
     if missing and "defined" in str(error):
         return (
             f"{' and '.join(missing)} must be given too, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
@@ -132,27 +124,23 @@ def describe_failure(cluster: Cluster, error: Exception) -> str:
 
 
 def _local_device_ids(environment: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Returns the GPU of a task that sees those of all tasks on its machine, one for each; None: all that it sees."""
+    """Returns the GPU of a task that sees one GPU for each task on its machine; None: all that it sees."""
     if "OMPI_COMM_WORLD_LOCAL_SIZE" in environment:
         number, tasks = environment["OMPI_COMM_WORLD_LOCAL_RANK"], int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
     else:
-        number, tasks = environment.get("SLURM_LOCALID", "0"), _slurm_tasks(environment)
+        # Slurm writes 2(x3),1 for 2 tasks on nodes 0 to 2 and 1 on node 3.
+        counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+        by_node = [int(tasks) for tasks, nodes in counts for _ in range(int(nodes or 1))]
+        node = int(environment.get("SLURM_NODEID", 0))
+        number, tasks = environment.get("SLURM_LOCALID", "0"), by_node[node] if node < len(by_node) else 0
     if tasks < 2 or environment.get("JAX_LOCAL_DEVICE_IDS"):  # which jax reads
         return None
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     own = environment.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]  # the number in TYPE:NUMBER
     if not visible:
         return None if own else (int(number),)
-    # --gpu-bind=none shows a task of one GPU those of the others, too.
+    # With --gpu-bind=none, a task of one GPU also sees those of the others.
     return (int(number),) if own in ("", "1") and len(visible.split(",")) == tasks else None
-
-
-def _slurm_tasks(environment: Mapping[str, str]) -> int:
-    """Returns the number of tasks on this node: of `2(x3),1`, 2 on nodes 0 to 2 and 1 on node 3; 0: unknown."""
-    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    by_node = [int(tasks) for tasks, nodes in counts for _ in range(int(nodes or 1))]
-    node = int(environment.get("SLURM_NODEID", 0))
-    return by_node[node] if node < len(by_node) else 0
 
 
 def _number(name: str, flag: int | None, environment: Mapping[str, str]) -> int | None:
@@ -163,19 +151,6 @@ def _number(name: str, flag: int | None, environment: Mapping[str, str]) -> int 
         return int(environment[variable])
     except ValueError:
         raise UserError(f"{variable} is {environment[variable]!r}; expected a number, or give --{name}") from None
-
-
-def _check(cluster: Cluster) -> None:
-    count, process = cluster.num_processes or 0, cluster.process_id or 0
-    if not cluster.host or not 0 < cluster.port < 1 << 16:
-        raise UserError(
-            f"--coordinator_address is {cluster.coordinator_address!r}; expected HOST:PORT of process 0, such as "
-            "10.0.0.2:8476"
-        )
-    if count <= 0:
-        raise UserError(f"--num_processes is {count}; expected 1 or more")
-    if not 0 <= process < count:
-        raise UserError(f"--process_id is {process} with --num_processes={count}; expected 0 to {count - 1}, each once")
 
 
 # jax's own heartbeat aborts the process; it waits this much longer than failure_detection, which names the lost one.
@@ -201,10 +176,10 @@ def note(line: str) -> None:
 
 
 def broadcast_from_primary(value: _Value) -> _Value:
-    """Returns process 0's value, which must be a JSON value. All processes call it at the same point.
+    """Returns process 0's JSON value. All processes call it at the same point.
 
-    The value travels over the devices as bytes, so it arrives after the steps that have been dispatched; call it where
-    metrics are fetched anyway.
+    It travels over the devices as bytes and arrives after all dispatched steps; call it where metrics are fetched
+    anyway.
     """
     if jax.process_count() == 1:
         return value
@@ -218,9 +193,9 @@ def broadcast_from_primary(value: _Value) -> _Value:
 
 
 def send_from_primary(number: float) -> jax.Array:
-    """Returns at once an array [] that will hold process 0's number, which must not be negative, as a float32.
+    """Returns at once a float32 array [] that will hold process 0's number, which must not be negative.
 
-    All processes call it at the same point. Reading the array waits for the steps that were dispatched before.
+    All processes call it at the same point. Reading the array waits for the steps dispatched before.
     """
     mesh = Mesh(jax.devices(), "devices")
     of_process = np.full(jax.local_device_count(), number if is_primary() else 0, np.float32)
@@ -230,7 +205,7 @@ def send_from_primary(number: float) -> jax.Array:
 
 
 def check_same(values: Mapping[str, Any], advice: str) -> None:
-    """Raises UserError in a process whose JSON values differ from those of process 0, and names each that differs."""
+    """Raises UserError in a process whose JSON values differ from process 0's, and names the differences."""
     here = json.loads(json.dumps(dict(values)))
     there = broadcast_from_primary(here)
     if differing := [name for name in sorted({*here, *there}) if here.get(name) != there.get(name)]:
@@ -241,31 +216,27 @@ def check_same(values: Mapping[str, Any], advice: str) -> None:
 def stop_requested() -> bool:
     """Whether a process received SIGTERM and all should stop here. Call it once at the end of each step.
 
-    All processes get the same answer at the same step: the one after the farthest that any had reached when jax passed
-    the notice on, at most a second after the signal.
+    All processes get the same answer: they stop one step after the farthest that any had reached when jax passed the
+    notice on, at most a second after the signal.
     """
     return bool(multihost_utils.reached_preemption_sync_point(next(_boundaries)))
 
 
 @contextlib.contextmanager
 def processes(flags: argparse.Namespace, *, saves: bool = True) -> Iterator[None]:
-    """Surrounds a command: connects this process to the others of its run, as flags, environment or scheduler say.
+    """Surrounds a command: connects this process to the others of its run, by flags, environment or scheduler.
 
-    One process alone is left as it is. When a process fails or dies, the others end too: with its message and exit
-    code, or EXIT_LOST. A command that saves asks stop_requested; any other ends by SIGTERM as usual. Raises UserError
-    where the processes do not find each other.
+    When a process fails or dies, the others end too: with its message and exit code, or EXIT_LOST. A command that
+    saves asks stop_requested; any other ends by SIGTERM as usual. Raises UserError if the processes do not find each
+    other.
     """
     cluster = find(flags)
     peers: failure_detection.Peers | None = None
-    if (
-        cluster is not None
-        and cluster.num_processes is not None
-        and cluster.process_id is not None
-        and cluster.complete
-    ):
-        # Before jax connects: its client aborts, with a stack trace, where an address is wrong or a process is missing.
-        peers = _call(flags, (cluster.host, cluster.port), cluster.num_processes, cluster.process_id)
+    if cluster is not None and cluster.complete:
+        # Before jax connects: its client aborts, with a stack trace, if an address is wrong or a process is missing.
+        peers = _call(flags, (cluster.host, cluster.port), cluster.num_processes or 0, cluster.process_id or 0)
     try:
+        # A single process, also of a scheduler, runs without any of this.
         if cluster is None or not _initialize(cluster, flags, saves) or jax.process_count() == 1:
             yield
             return
@@ -295,15 +266,15 @@ def _call(flags: argparse.Namespace, address: tuple[str, int], count: int, proce
 
 
 def _initialize(cluster: Cluster, flags: argparse.Namespace, saves: bool) -> bool:
-    """Starts jax's distributed runtime; returns False where nothing is given and jax finds no scheduler."""
+    """Starts jax's distributed runtime; returns False if nothing is given and jax finds no scheduler."""
     jax.config.update("jax_enable_preemption_service", saves)
-    given = (cluster.coordinator_address, cluster.num_processes, cluster.process_id)
+    place = (cluster.coordinator_address, cluster.num_processes, cluster.process_id)
     with warnings.catch_warnings():
         if not cluster.complete:
             warnings.simplefilter("ignore")  # in a Kubernetes pod without its package: a page on how to install that
         try:
             jax.distributed.initialize(
-                *given,
+                *place,
                 local_device_ids=cluster.local_device_ids,
                 cluster_detection_method="deactivate" if cluster.complete else None,
                 initialization_timeout=int(max(flags.startup_timeout, 1)),
@@ -313,20 +284,20 @@ def _initialize(cluster: Cluster, flags: argparse.Namespace, saves: bool) -> boo
             # Nothing given: ValueError means that there is no scheduler, and RuntimeError that devices are in use
             # already (a notebook). The process is then alone.
             alone = "must be called before" in str(error) or "defined" in str(error)
-            if given == (None, None, None) and alone:
+            if place == (None, None, None) and alone:
                 return False
             raise UserError(describe_failure(cluster, error)) from error
     return True
 
 
 def _leave(peers: failure_detection.Peers) -> None:
-    """Ends successfully, all together: jax's shutdown waits for everyone, and detection stays on until it is done."""
+    """Ends successfully. jax's shutdown waits for all processes, and detection stays on until it is done."""
     jax.distributed.shutdown()
     peers.leave()
 
 
 def _fail(peers: failure_detection.Peers, error: BaseException) -> NoReturn:
-    """Ends all processes for an error of this one, at once, since an orderly end would wait for the others."""
+    """Ends all processes at once after an error of this one, since an orderly end would wait for the others."""
     outcome = command_line.outcome(error)
     if outcome is None and isinstance(error, Exception):
         # A collective fails here first when its other end has died; failure_detection then knows who it was.
@@ -343,7 +314,7 @@ def _fail(peers: failure_detection.Peers, error: BaseException) -> NoReturn:
 
 
 def _end(code: int, why: str) -> None:
-    """Ends this process because another one ended; called in a thread while the main one may be waiting."""
+    """Ends this process because another one ended; called in a thread, since the main one may be waiting."""
     with _last_words:
         print_last(errors.one_line(f"error: {why}"), begun_by_others=code == EXIT_LOST)
         _exit(code)

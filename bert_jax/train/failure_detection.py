@@ -1,13 +1,13 @@
-"""Detects within a second that a process of a run was lost, and connects the processes at startup.
+"""Detects within a second that a run has lost a process, and connects the processes at startup.
 
 Process 0 listens, and every other process connects to it and sends its number. Once all are connected, process 0 lets
 them continue, and the connections stay open. A lost process closes its connection, and a lost machine stops sending
-heartbeats; process 0 then informs all others, which exit with EXIT_LOST and a line that names the lost process. At
-startup, a wrong address or a missing process is reported in one line, where jax's own client aborts.
+heartbeats; process 0 then informs all others, which exit with EXIT_LOST and name the lost process in one line. So they
+do for a wrong address or a missing process at startup, where jax's own client aborts.
 
 Measured with two processes on one CPU machine (jax 0.10.2), from SIGKILL of one to the exit of the other: 0.03 to
-0.06 s with this module. Without it jax aborts the other by SIGABRT with a stack trace: after 0.1 to 0.2 s where process
-0 was killed, and only after the heartbeat timeout (100 s by default) where process 1 was.
+0.06 s with this module. Without it jax aborts the other by SIGABRT with a stack trace: after 0.1 to 0.2 s if process 0
+was killed, and only after the heartbeat timeout (100 s by default) if process 1 was.
 
 Every message is a JSON object in a frame of multiprocessing.connection. This module does not import jax.
 """
@@ -31,7 +31,7 @@ _GRACE_SECONDS = 5.0  # the others wait this much longer than process 0, which c
 LEAVE_SECONDS = 3.0  # how long process 0 waits for the others to exit
 _MESSAGE_SECONDS = 2  # for the rest of a message that has begun, and to send a few bytes to a machine that is lost
 _LONGEST_MESSAGE = 1 << 16
-_one_closes = threading.Lock()  # of two threads; a second close could be that of another file with the same number
+_one_closes = threading.Lock()  # a second thread's close could hit another file with the same number
 
 Stop = Callable[[int, str], None]  # called with an exit code and one line with the reason
 
@@ -48,17 +48,14 @@ class Peers:
         self._thread: threading.Thread | None = None
 
     def watch(self, heartbeat_timeout: float, on_stop: Stop) -> None:
-        """Calls on_stop, once and in a thread, as soon as another process stops before all have left.
-
-        A process that is silent for heartbeat_timeout seconds counts as lost.
-        """
+        """Calls on_stop, once and in a thread, if a process stops or sends nothing for heartbeat_timeout seconds."""
         self._thread = threading.Thread(
             target=self._watch, args=(heartbeat_timeout, on_stop), name="failure_detection", daemon=True
         )
         self._thread.start()
 
     def announce(self, code: int, message: str) -> None:
-        """Tells all others that this process stops, so that they stop too; process 0 then waits briefly for them."""
+        """Makes all others stop, because this process stops; process 0 then waits briefly for them."""
         self._tell({"stop": {"process": self.process, "code": code, "message": message}})
         self._let_others_go()
 
@@ -93,8 +90,9 @@ class Peers:
             if time.monotonic() >= next_sign:
                 self._tell({"alive": self.process})
                 next_sign = time.monotonic() + interval
-            watched = {process: each for process, each in self.connections.items() if process not in self._left}
-            ready = wait([each for each in watched.values() if not each.closed], min(interval, 0.2))
+            watched = {process: link for process, link in self.connections.items() if process not in self._left}
+            # Not the whole interval, so that `leave` need not wait for it.
+            ready = wait([link for link in watched.values() if not link.closed], min(interval, 0.2))
             for process, connection in watched.items():
                 if connection not in ready:
                     continue
@@ -107,12 +105,13 @@ class Peers:
                     return self._stop(stop["process"], stop["code"], stop["message"], on_stop)
                 if message and "end" in message:
                     self._left.add(process)
+            # A lost machine closes no connection.
             for process in watched:
                 if process not in self._left and time.monotonic() - heard[process] > heartbeat_timeout:
                     return self._stop(process, *_lost(process, self.count, heartbeat_timeout), on_stop)
 
     def _stop(self, process: int, code: int, message: str, on_stop: Stop) -> None:
-        if self.process == 0:
+        if self.process == 0:  # only process 0 knows all others; the lost one no longer listens
             self._tell({"stop": {"process": process, "code": code, "message": message}}, but=process)
         self._let_others_go()
         on_stop(code, f"process {process} of {self.count} has stopped: {message}")
@@ -126,8 +125,7 @@ def _lost(process: int, count: int, silent_for: float = 0.0) -> tuple[int, str]:
 def call(host: str, port: int, count: int, process: int, timeout: float) -> Peers:
     """Waits until all `count` processes of a run are present, at most `timeout` seconds, and connects them.
 
-    Raises UserError when process 0 is missing, other processes are missing (by number), a number is used twice, the
-    counts differ, or the port is in use.
+    Raises UserError if processes are missing, a number is used twice, the counts differ, or the port is in use.
     """
     if process == 0:
         return Peers(0, count, _gather(port, count, timeout))
@@ -135,7 +133,7 @@ def call(host: str, port: int, count: int, process: int, timeout: float) -> Peer
 
 
 def free_address() -> tuple[str, int]:
-    """Returns an address of this machine, as other hosts reach it, and a port that is free."""
+    """Returns an address by which other hosts reach this machine, and a free port."""
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     # No packet is sent: connecting a datagram socket only selects the interface that leads to other networks. The name
@@ -147,7 +145,7 @@ def free_address() -> tuple[str, int]:
 
 
 def _gather(port: int, count: int, timeout: float) -> dict[int, Connection]:
-    """Returns the connections of all other processes, once they are present."""
+    """Returns the connections to all other processes, once they are present."""
     here: dict[int, Connection] = {}
     until = time.monotonic() + timeout
     with _listen(port) as listener:
@@ -166,25 +164,20 @@ def _gather(port: int, count: int, timeout: float) -> dict[int, Connection]:
             if (hello := _receive(connection, _HELLO_SECONDS)) is None or "process" not in hello:
                 connection.close()  # not a process of a run: a port scan or a health check
                 continue
-            number = hello["process"]
-            if why := _why_refused(hello, count, here):
-                _refuse([connection], why)
-                continue
-            if number in here:
-                here[number].close()  # it died while it waited, and was started again
-            here[number] = connection
+            number, others = hello["process"], hello["count"]
+            if others != count:
+                text = f"process 0 was started with --num_processes={count}, process {number} with {others}"
+                _refuse([connection], f"{text}; give one count")
+            elif number in here and not _is_closed(here[number]):
+                text = f"two processes were started with --process_id={number}"
+                _refuse([connection], f"{text}; give each its own, from 0 to {count - 1}")
+            else:
+                if number in here:
+                    here[number].close()  # it died while it waited, and was started again
+                here[number] = connection
     for connection in here.values():
         _send(connection, {"go": count})
     return here
-
-
-def _why_refused(hello: dict[str, Any], count: int, here: dict[int, Connection]) -> str:
-    number, others = hello["process"], hello["count"]
-    if others != count:
-        return f"process 0 was started with --num_processes={count}, process {number} with {others}; give one count"
-    if number in here and not _is_closed(here[number]):
-        return f"two processes were started with --process_id={number}; give each its own, from 0 to {count - 1}"
-    return ""
 
 
 def _refuse(connections: Iterable[Connection], why: str) -> None:
@@ -206,11 +199,11 @@ def _listen(port: int) -> socket.socket:
 
 
 def _join(host: str, port: int, count: int, process: int, timeout: float) -> Connection:
-    """Returns the connection to process 0, once all processes are present."""
+    """Returns the connection to process 0 once all processes are present."""
     until = time.monotonic() + timeout
     why = ""
     while (left := until - time.monotonic()) > 0:
-        try:
+        try:  # process 0 may start later than this one
             connection = _framed(socket.create_connection((host, port), timeout=left))
         except OSError as error:
             why = error.strerror or str(error)
@@ -247,7 +240,7 @@ def _send(connection: Connection, message: dict[str, Any]) -> None:
 
 
 def _receive(connection: Connection, seconds: float = 0.0) -> dict[str, Any] | None:
-    """The next message; None, and closes the connection, where none arrives in time or the other end has closed it."""
+    """Returns the next message; None if none arrives in time or the other end is closed, and then closes this one."""
     with contextlib.suppress(EOFError, OSError, ValueError):
         if connection.poll(seconds):
             message = json.loads(connection.recv_bytes(_LONGEST_MESSAGE))
@@ -258,7 +251,7 @@ def _receive(connection: Connection, seconds: float = 0.0) -> dict[str, Any] | N
 
 
 def _close(connection: Connection) -> None:
-    """Closes a connection once, though the thread that watches it and the one that ends the run may both do so."""
+    """Closes a connection once, though the watching thread and the one that ends the run may both do so."""
     with _one_closes:
         connection.close()
 

@@ -1,25 +1,23 @@
-"""Sums gradients over the devices of a mesh once a step: each device adds up those of its own rows first.
+"""Sums gradients over the devices of a mesh once per step: each device first adds up the gradients of its own rows.
 
-`over_devices` is the entry point; it runs a step under shard_map, in which every device computes on its own rows and
+`over_devices` is the entry point. It runs a step under shard_map, in which every device computes on its own rows and
 calls the collectives itself:
 
-one microbatch    the parameters of a layer are gathered over fsdp, in the compute dtype, when the layer is computed,
-                  and again in its backward pass, which reduce-scatters their gradient (ZeRO stage 3, Rajbhandari et
-                  al. 2020). A device holds one layer whole at a time, and the parameters outside of layers.
+one microbatch    a layer's parameters are gathered over fsdp, in the compute dtype, when the layer is computed, and
+                  again in its backward pass, which reduce-scatters their gradient (ZeRO stage 3, Rajbhandari et al.
+                  2020). A device holds one whole layer at a time, and the parameters outside of layers.
 several           all parameters are gathered once, those of layers in the compute dtype. A device adds up the
-                  gradients of its microbatches, whole and in float32, and they are reduce-scattered once, after the
-                  last one.
+                  gradients of its microbatches, whole and in float32, and reduce-scatters them after the last one.
 
 Over data, which may span a slower network, only shards of gradients are summed, after all microbatches; with
 mesh.shard_optimizer, this sum is sharded, too. The reductions use float32 unless mesh.reduce_dtype names another dtype.
 
-What tensor shards stays sharded in all of this, and the compiler sums over that axis. For a collective over data or
-fsdp, however, it (XLA of jaxlib 0.10.2) gathers what tensor shards. Therefore each of these collectives runs in a
-shard_map over tensor, and so do kernels that the compiler cannot partition.
+Arrays sharded over tensor stay sharded in all of this, and the compiler sums over that axis. For a collective over data
+or fsdp, however, it (XLA of jaxlib 0.10.2) gathers them. Therefore each of these collectives runs in a shard_map over
+tensor, and so do kernels that the compiler cannot partition.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,8 +54,9 @@ Specs = tuple[tuple[str, PartitionSpec], ...]  # by path in a layer
 class InShard(Placement):
     """The placement of a model that runs under shard_map over data and fsdp.
 
-    layer_specs    of the parameters that each layer gathers over fsdp, in the stack [L, ...]
-    reduce_dtype   that of the sum of their gradients over fsdp
+    Args:
+        layer_specs: the specs in the stack [L, ...] of the parameters that each layer gathers over fsdp.
+        reduce_dtype: the dtype in which their gradients are summed over fsdp.
     """
 
     layer_specs: Specs = ()
@@ -73,11 +72,19 @@ class InShard(Placement):
         if not prefix or not specs:
             return params
 
-        def whole(path: str, leaf: Array) -> Array:
+        def whole(path: str, shard: Array) -> Array:
             if path not in specs:
-                return leaf
-            of_layer = PartitionSpec(*specs[path][1:])
-            return _gathered_for_gradient(leaf, of_layer, dtype or leaf.dtype, self.reduce_dtype)
+                return shard
+            spec, gathered_dtype = PartitionSpec(*specs[path][1:]), dtype or shard.dtype
+
+            def gather(_: Any, shard: Array) -> Array:
+                return gathered(shard.astype(gathered_dtype), spec)
+
+            def reduce(_: Any, gradient: Array) -> Array:
+                return reduced(gradient.astype(self.reduce_dtype), spec, (FSDP,)).astype(shard.dtype)
+
+            # A custom_vjp would hide the gather from jax.checkpoint, whose policy knows this call (all_but_gathered).
+            return linear_call(gather, reduce, (), shard)
 
         return layers.unflatten({path: whole(path, leaf) for path, leaf in layers.flatten(params).items()})
 
@@ -115,18 +122,18 @@ class InShard(Placement):
 
 
 def within_layer(path: str) -> str:
-    """Returns the path of a layer's parameter in its layer; an empty string for any other parameter."""
+    """Returns a layer parameter's path in its layer; an empty string for any other parameter."""
     stack = rules.stack_of(path)
     return path.removeprefix(stack) if stack else ""
 
 
 def axis_of(spec: PartitionSpec, name: str) -> int | None:
-    """Returns the array axis that a spec shards over an axis of the mesh."""
+    """Returns the array axis that a spec shards over a mesh axis."""
     return next((axis for axis, names in enumerate(spec) if names is not None and name in names), None)
 
 
 def gathered(shard: Array, spec: PartitionSpec) -> Array:
-    """Gathers a parameter over fsdp. `spec` is that of the whole array."""
+    """Gathers a parameter over fsdp; `spec` describes the whole array."""
     if (axis := axis_of(spec, FSDP)) is None:
         return shard
 
@@ -138,16 +145,25 @@ def gathered(shard: Array, spec: PartitionSpec) -> Array:
 
 
 def reduced(gradient: Array, spec: PartitionSpec, names: Sequence[str]) -> Array:
-    """Sums an array over axes of the mesh, one after the other.
+    """Sums an array over mesh axes, one after the other.
 
-    Each device receives its shard of the array, where `spec`, that of the whole sum, shards it over the axis; else all.
+    Each device receives its shard if `spec`, which describes the whole sum, shards the array over the axis; else all.
     """
     axes = {name: axis_of(spec, name) for name in names}
+    # CPUs of connected processes use gloo. Its reduce-scatter sometimes returns a wrong end of the first device's
+    # shard, because it changes data that it is still sending (github.com/jax-ml/jax/issues/40830).
+    by_gloo = jax.distributed.is_initialized() and jax.default_backend() == "cpu"
 
     def reduce(own: Array) -> Array:
         for name, axis in axes.items():
-            if axis is not None:
-                own = _scattered(own, name, axis)
+            if axis is None:
+                continue
+            if by_gloo:
+                size = own.shape[axis] // jax.lax.axis_size(name)
+                first = jax.lax.axis_index(name) * size
+                own = jax.lax.dynamic_slice_in_dim(jax.lax.psum(own, name), first, size, axis)
+            else:
+                own = jax.lax.psum_scatter(own, name, scatter_dimension=axis, tiled=True)
         whole = tuple(name for name, axis in axes.items() if axis is None)
         return jax.lax.psum(own, whole) if whole else own
 
@@ -158,7 +174,7 @@ def reduced(gradient: Array, spec: PartitionSpec, names: Sequence[str]) -> Array
 def on_tensor_shards(
     function: Callable[..., Array], in_specs: tuple[PartitionSpec, ...], out_specs: PartitionSpec
 ) -> Callable[..., Array]:
-    """Returns a function that runs under shard_map over tensor, too; the function itself where that has one device."""
+    """Makes a function run under shard_map over tensor, too; the function itself if tensor has one device."""
     if jax.sharding.get_abstract_mesh().shape[TENSOR] == 1:
         return function
     return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names={TENSOR}, check_vma=False)
@@ -167,32 +183,6 @@ def on_tensor_shards(
 def _over_tensor(name: str, array: Array) -> PartitionSpec:
     mesh = jax.sharding.get_abstract_mesh()
     return restricted(spec(ACTIVATION_RULES[name], array.shape, mesh), [TENSOR])
-
-
-def _scattered(array: Array, name: str, axis: int) -> Array:
-    """Sums an array over an axis of the mesh; each device receives its shard of the array axis.
-
-    CPUs of connected processes use gloo, whose reduce-scatter sometimes returns a wrong end of the first device's
-    shard, because it changes what it is still sending (github.com/jax-ml/jax/issues/40830). They sum the whole array.
-    """
-    if jax.distributed.is_initialized() and jax.default_backend() == "cpu":
-        size = array.shape[axis] // jax.lax.axis_size(name)
-        first = jax.lax.axis_index(name) * size
-        return jax.lax.dynamic_slice_in_dim(jax.lax.psum(array, name), first, size, axis)
-    return jax.lax.psum_scatter(array, name, scatter_dimension=axis, tiled=True)
-
-
-def _gathered_for_gradient(shard: Array, spec: PartitionSpec, dtype: DTypeLike, reduce_dtype: DTypeLike) -> Array:
-    """Gathers a parameter over fsdp in a dtype; its gradient is reduce-scattered in reduce_dtype."""
-
-    def gather(_: Any, shard: Array) -> Array:
-        return gathered(shard.astype(dtype), spec)
-
-    def reduce(_: Any, gradient: Array) -> Array:
-        return reduced(gradient.astype(reduce_dtype), spec, (FSDP,)).astype(shard.dtype)
-
-    # A custom_vjp would hide the gather from jax.checkpoint, whose policy knows this call (all_but_gathered).
-    return linear_call(gather, reduce, (), shard)
 
 
 Sums = Callable[..., Any]  # (runtime, params, batch, counts, key) -> (gradients, terms), summed over the batch's rows
@@ -204,12 +194,12 @@ def reduce_dtype(config: MeshConfig) -> str:
 
 
 def sums_once(mesh: Any) -> bool:
-    """Whether several devices have rows, so that the gradients of microbatches are added up before they are reduced."""
+    """Whether several devices have rows, so that gradients of microbatches are added up before they are reduced."""
     return not mesh.empty and mesh.shape[DATA] * mesh.shape[FSDP] > 1
 
 
 def sum_dtype(mesh: Any, microbatches: int, config: MeshConfig, compute_dtype: str) -> str:
-    """The dtype in which devices sum gradients; empty where one device has all rows, and nothing is summed."""
+    """The dtype in which devices sum gradients; empty if one device has all rows, and nothing is summed."""
     if not sums_once(mesh):
         return ""
     return compute_dtype if _by_compiler(mesh, microbatches, config) else reduce_dtype(config)
@@ -224,51 +214,54 @@ def over_devices(
 ) -> Callable[..., Any]:
     """Returns the function (params, batch, counts, key) -> (gradients, terms) of `sums`, on the mesh that is set.
 
-    config  its reduce_dtype and shard_optimizer count; auto is float32, unless the compiler sums the gradients
-    part    returns the part of the parameters that the gradients are of, with the same paths
+    Gradients are sharded like parameters, or like optimizer state with shard_optimizer; terms are replicated.
 
-    Gradients are sharded as parameters are, or as optimizer state with shard_optimizer; terms are replicated. `sums` is
-    called with whole parameters, except those that its runtime's placement gathers.
-
-    With one microbatch and no fsdp, and without other settings, the compiler decides: it sums the gradients of a layer
-    in its backward pass, in the compute dtype, so most of the communication overlaps with computation.
+    Args:
+        sums: called with whole parameters, except those that its runtime's placement gathers.
+        config: gives reduce_dtype (auto is float32, unless the compiler sums the gradients) and shard_optimizer.
+        part: selects the differentiated part of the parameters; paths stay the same.
     """
     mesh = jax.sharding.get_abstract_mesh()
+    # The compiler sums a layer's gradients in its backward pass, in the compute dtype, so most of the communication
+    # overlaps with computation.
     by_compiler = not sums_once(mesh) or _by_compiler(mesh, microbatches, config)
     if by_compiler or not isinstance(runtime.placement, OnMesh):
-        whole = functools.partial(sums, runtime)
-        return _with_sharded_update(whole) if config.shard_optimizer else whole
+
+        def whole(*arguments: Any) -> Any:
+            gradients, terms = sums(runtime, *arguments)
+            return constrain_update(gradients) if config.shard_optimizer else gradients, terms
+
+        return whole
 
     dtype = reduce_dtype(config)
+    # With one device on tensor, everything is left to shard_map, and nothing to the compiler.
+    names = AXES if mesh.shape[TENSOR] == 1 else ROWS
 
     def sharded(params: Any, batch: Any, *others: Any) -> Any:
-        specs = _specs(parameter_spec, params, mesh)
-        trained = jax.eval_shape(part, params)
-        sharded_as = _specs(update_spec if config.shard_optimizer else parameter_spec, trained, mesh)
-        spec_of, sum_spec_of = layers.flatten(specs), layers.flatten(sharded_as)
+        specs, trained = _specs(parameter_spec, params, mesh), jax.eval_shape(part, params)
+        sum_specs = _specs(update_spec if config.shard_optimizer else parameter_spec, trained, mesh)
+        spec_of, sum_spec_of = layers.flatten(specs), layers.flatten(sum_specs)
         by_layer = gathered_by_layers(params, spec_of) if microbatches == 1 else {}
         placement = InShard(tuple(sorted(by_layer.items())), dtype)
         inside = dataclasses.replace(runtime, placement=placement)
 
         def on_rows(params: Any, batch: Any, *others: Any) -> Any:
-            given = {
+            own = {
                 path: leaf if within_layer(path) in by_layer else _whole(path, leaf, spec_of[path], runtime.dtype)
                 for path, leaf in layers.flatten(params).items()
             }
-            gradients, terms = sums(inside, layers.unflatten(given), batch, *others)
-            sums_of_all = {}
+            gradients, terms = sums(inside, layers.unflatten(own), batch, *others)
+            totals = {}
             for path, leaf in layers.flatten(gradients).items():
-                names = (DATA,) if within_layer(path) in by_layer else (FSDP, DATA)
-                sums_of_all[path] = reduced(leaf.astype(dtype), sum_spec_of[path], names).astype(leaf.dtype)
-            return layers.unflatten(sums_of_all), jax.lax.psum(terms, ROWS)
+                axes = (DATA,) if within_layer(path) in by_layer else (FSDP, DATA)
+                totals[path] = reduced(leaf.astype(dtype), sum_spec_of[path], axes).astype(leaf.dtype)
+            return layers.unflatten(totals), jax.lax.psum(terms, ROWS)
 
-        # With one device on tensor, everything is left to this function, and nothing to the compiler.
-        names = AXES if mesh.shape[TENSOR] == 1 else ROWS
-        own, own_sums = (jax.tree.map(lambda whole: restricted(whole, names), each) for each in (specs, sharded_as))
+        in_specs, out_specs = (jax.tree.map(lambda spec: restricted(spec, names), each) for each in (specs, sum_specs))
         return jax.shard_map(
             on_rows,
-            in_specs=(own, PartitionSpec(ROWS), *(PartitionSpec() for _ in others)),
-            out_specs=(own_sums, PartitionSpec()),
+            in_specs=(in_specs, PartitionSpec(ROWS), *(PartitionSpec() for _ in others)),
+            out_specs=(out_specs, PartitionSpec()),
             axis_names=set(names),
             check_vma=False,
         )(params, batch, *others)
@@ -277,30 +270,23 @@ def over_devices(
 
 
 def _by_compiler(mesh: Any, microbatches: int, config: MeshConfig) -> bool:
+    """Whether the compiler sums the gradients of several devices: with one microbatch, no fsdp and default settings."""
     plain = config.reduce_dtype == "auto" and not config.shard_optimizer
     return microbatches == 1 and plain and mesh.shape[FSDP] == 1
-
-
-def _with_sharded_update(whole: Callable[..., Any]) -> Callable[..., Any]:
-    def sharded(*arguments: Any) -> Any:
-        gradients, terms = whole(*arguments)
-        return constrain_update(gradients), terms
-
-    return sharded
 
 
 def gathered_by_layers(params: Any, specs: dict[str, PartitionSpec]) -> dict[str, PartitionSpec]:
     """Returns the specs, by path in a layer, of the parameters that each layer gathers for itself.
 
     Parameters that layers share, [1, ...], are left out: their gradients are summed over the layers before they are
-    reduced. So are those of a model with several stacks that are not sharded alike.
+    reduced. So are parameters that several stacks shard differently.
     """
-    found: dict[str, set[PartitionSpec | None]] = {}
+    by_stack: dict[str, set[PartitionSpec | None]] = {}
     for path, leaf in layers.flatten(params).items():
         if name := within_layer(path):
             by_layer = leaf.shape[0] > 1 and axis_of(specs[path], FSDP) is not None
-            found.setdefault(name, set()).add(specs[path] if by_layer else None)
-    alike = {name: next(iter(of_stacks)) for name, of_stacks in found.items() if len(of_stacks) == 1}
+            by_stack.setdefault(name, set()).add(specs[path] if by_layer else None)
+    alike = {name: next(iter(of_stacks)) for name, of_stacks in by_stack.items() if len(of_stacks) == 1}
     return {name: spec for name, spec in alike.items() if spec is not None}
 
 
@@ -309,10 +295,7 @@ def _specs(spec_of: Callable[..., PartitionSpec], params: Any, mesh: Any) -> Any
 
 
 def _whole(path: str, leaf: Array, spec: PartitionSpec, dtype: DTypeLike) -> Array:
-    """Gathers a parameter over fsdp, one of a stack of layers in the compute dtype.
-
-    Gradients of parameters that layers share are summed over the layers, and these parameters stay float32.
-    """
-    stacked = within_layer(path) and leaf.shape[0] > 1
-    sharded = axis_of(spec, FSDP) is not None
-    return gathered(leaf.astype(dtype) if stacked and sharded else leaf, spec)
+    """Gathers a parameter over fsdp, one of a stack of layers in the compute dtype."""
+    # Gradients of parameters that layers share, [1, ...], are summed over the layers, so these parameters stay float32.
+    narrow = within_layer(path) and leaf.shape[0] > 1 and axis_of(spec, FSDP) is not None
+    return gathered(leaf.astype(dtype) if narrow else leaf, spec)

@@ -1,11 +1,12 @@
-"""What happens next to training, between two steps: evaluation, log, progress, checkpoints, early stopping, profiles.
+"""Hooks, which the loop calls between two steps: evaluation, log, progress, checkpoints, early stopping, profiles.
 
-Read in this order: Point, what a hook sees; Hook, the interface, which your own hooks implement, too; Recorder, what
-the standard hooks share (the clock, the sums of metrics, the log, the checkpoints); the standard hooks, in the order of
-the list that `standard_hooks` makes; Interruption, which turns SIGTERM into a flag. train/loop.py calls them.
+Read in this order: Point, which a hook receives; Hook, the interface, also for hooks of your own; Recorder, which the
+standard hooks share (clock, sums of metrics, log, checkpoints); the standard hooks, in the order of `standard_hooks`;
+Interruption, which turns SIGTERM into a flag.
 """
 
 import contextlib
+import dataclasses
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -24,20 +25,18 @@ from bert_jax.train import distributed, sharding, workdir
 from bert_jax.train.checkpoint import EVALUATION
 from bert_jax.train.clock import make_clock
 from bert_jax.train.compilation import compiling, evaluating
-from bert_jax.train.evaluation import EarlyStop, Evaluator, has_stopped_early
+from bert_jax.train.evaluation import EarlyStop, has_stopped_early
 from bert_jax.train.metric_accumulator import FiniteCheck, MetricAccumulator
 from bert_jax.train.metrics import MetricsWriter, ProgressLine
 from bert_jax.train.prepare import OpenWorkdir, traced_steps
 from bert_jax.train.run import TOKENS_BEFORE, Result, Run
-from bert_jax.train.step import TrainState
+from bert_jax.train.step import Plan, TrainState
 from bert_jax.train.workdir import read_params
-
-PROFILE = "profile"  # the folder in a workdir
 
 
 @dataclass
 class Point:
-    """A run between two steps. The standard hooks fill in its last fields for those that come after them."""
+    """A run between two steps. The standard hooks fill in the last fields for the hooks after them."""
 
     step: int  # the number of steps done
     state: TrainState  # valid until the next step, which takes its memory
@@ -46,35 +45,35 @@ class Point:
     waited_seconds: float = 0.0  # spent waiting for batches since the loop began
     evaluated: bool = False
     evaluation: dict[str, float] = field(default_factory=dict)  # held-out metrics of this step, if it was evaluated
-    line: dict[str, float | None] | None = None  # what was logged at this step; None: nothing
+    line: dict[str, float | None] | None = None  # the values logged at this step; None: nothing
 
 
 class Hook:
-    """Something that happens between two steps of a run.
+    """An action between two steps of a run, called by all processes.
 
-    `every` is the number of steps between two calls; 0: only where the run ends. With several processes, all of them
-    call it. What it takes counts as training time, unless it is a standard hook.
+    `every` is the number of steps between two calls; 0: only at the end. Its seconds count as training time, except
+    for standard hooks.
     """
 
     every = 0
 
     def due(self, point: Point) -> bool:
-        """Whether to call it here: at multiples of `every`, and where the run ends."""
+        """Whether to call it here: at multiples of `every`, and at the end."""
         return point.done or (self.every > 0 and point.step % self.every == 0)
 
     def __call__(self, point: Point) -> None:
-        """Does what it is for."""
+        """Acts on the run; `point` is valid until the next step."""
 
     def during(self, step: int) -> AbstractContextManager[None]:
-        """Returns a context in which step number `step`, counted from 0, is dispatched."""
+        """Returns a context for dispatching step number `step`, counted from 0."""
         return contextlib.nullcontext()
 
     def close(self) -> None:
-        """Called once when the run ends, also by an error."""
+        """Releases resources; called once when the run ends, also after an error."""
 
 
 class Recorder:
-    """What the standard hooks share, as the metadata of the checkpoint left it."""
+    """The state that the standard hooks share, restored from the checkpoint's metadata."""
 
     def __init__(
         self, run: Run, opened: OpenWorkdir, meta: dict[str, Any], interruption: "Interruption", progress: ProgressLine
@@ -83,30 +82,28 @@ class Recorder:
         self.report = progress.report
         self.clock = make_clock(run.config, meta, run.length)
         self.ended = has_stopped_early(run.early_stop, run.config.checkpoint.best, meta)
-        self.unlogged = bool(meta.get("unlogged", False))  # the evaluation and line of the first step are still to come
+        self.unlogged = bool(meta.get("unlogged", False))  # the first step's evaluation and line are still to come
         self.budgeted = self.clock.budget > 0 or bool(run.config.budget_replay)
         self.first, self._resumes, self._seconds = meta.get("step", 0), bool(meta), meta.get("seconds", 0.0)
-        self.accumulator = MetricAccumulator(
-            run.model,
-            meta.get("window", {}),
-            FiniteCheck(run.config, meta.get("skipped", 0), run.workdir, opened.checkpoints, self.report),
-            predictions=run.objective.predictions,
-            heads=run.objective.heads,
-        )
+        self.finite = FiniteCheck(run.config, meta.get("skipped", 0), run.workdir, opened.checkpoints, self.report)
+        predictions, heads = run.objective.predictions, run.objective.heads
+        window = meta.get("window", {})
+        self.accumulator = MetricAccumulator(run.model, window, self.finite, predictions=predictions, heads=heads)
         best = opened.checkpoints.best
         self.early_stop: EarlyStop | None = None
         if run.early_stop and best:
             evaluations = opened.checkpoints.evaluations()
             self.early_stop = EarlyStop(run.early_stop, best, meta.get("early_stop", {}), self.first, evaluations)
-        # A branch begins its log: lines in its workdir are of a run that left no checkpoint, and not of the trunk.
+        # A branch begins its own log: existing lines in its workdir come from a run that left no checkpoint.
         self.writer = MetricsWriter(run.workdir, 0 if workdir.BRANCHED in meta else self.first - self.unlogged)
+        # The step from which the run resumes is saved already.
         self._saved_step, self.saved_seconds = self.first, self.clock.agreed
 
     def __enter__(self) -> "Recorder":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # A run that has replaced this one repeats the lines that are not in the store yet.
+        # After NoLongerHeld another run has the workdir, and repeats the lines that are not in the store yet.
         self.writer.close(flush=kind is None or not issubclass(kind, NoLongerHeld))
 
     @property
@@ -115,36 +112,32 @@ class Recorder:
         return self.early_stop is not None and self.early_stop.stopped
 
     def point(self, step: int, state: TrainState, waited_seconds: float = 0.0) -> Point:
-        """Returns the point after so many steps. Call it once for each, in order, since it reads the clock."""
+        """Returns the point after `step` steps. Call it once for each, in order, since it reads the clock."""
         fraction = self.clock.read(step)
         done = self.ended or self.stops_early or fraction >= 1.0
         return Point(step, state, fraction, done, waited_seconds)
 
     def correct_fraction(self) -> None:
-        """Writes the fraction of the step from which the run resumes into the log, which repeats the run.
+        """Logs the budget fraction of the step from which the run resumes, so that the log can be replayed.
 
-        Call it once, after the line that may be pending: also for a run that trains no further, since an extension
-        that was killed before its first checkpoint has left another fraction there, and for one that is stopped here,
-        since its checkpoint has the fraction and the run that resumes does not log it.
+        Call it once, after the line that may be pending. A run that trains no further needs it too: an extension
+        killed before its first checkpoint left another fraction there. So does one that SIGTERM stops here: its
+        checkpoint has the fraction, and the next run does not log it again.
         """
         if self._resumes and self.budgeted:
             self.opened.check_held()
             self.writer.correct(self.first, {"budget_fraction": self.clock.fraction}, append=self.clock.refreshed)
 
-    def reopen(self) -> None:
-        """Removes the result of a run that had finished and now continues. Call it before the first step."""
-        self.opened.check_held()
-        self.run.forget_result()
-
     def save(self, point: Point, unlogged: bool = False) -> None:
-        """Starts to save a step, with everything that the run needs to resume as if it had not stopped.
+        """Starts to save a step with everything that a run needs to resume as if it had not stopped.
 
-        For a step that is saved already, it only records what was measured since.
-        unlogged   the log line and the evaluation of this step are still to come when the run resumes
+        If the step is saved already, this only records its evaluation. `unlogged` means that the step's log line and
+        evaluation are still to come when the run resumes.
         """
         self.opened.check_held()
         checkpoints, step, state = self.opened.checkpoints, point.step, point.state
         with self.accumulator.paused():
+            # All processes take the same branch, whatever each of them sees on a shared file system.
             if step == self._saved_step:
                 checkpoints.wait()
                 if distributed.broadcast_from_primary(checkpoints.latest_step()) == step:
@@ -156,7 +149,7 @@ class Recorder:
                 "seconds": self.clock.elapsed,
                 "budget_fraction": self.clock.fraction,
                 "window": self.accumulator.state(),
-                "skipped": self.accumulator.skipped,
+                "skipped": self.finite.skipped,
                 "provenance": self.opened.provenance,
                 "unlogged": unlogged,
                 EVALUATION: point.evaluation,
@@ -165,28 +158,28 @@ class Recorder:
                 meta["early_stop"] = self.early_stop.state()
             if self.run.tokens_before is not None:
                 meta[TOKENS_BEFORE] = self.run.tokens_before(step)
-            # All lines before the checkpoint: a run that resumes from it does not log them again.
+            # Lines go first: a run that resumes from the checkpoint does not log them again.
             self.writer.flush()
             checkpoints.save(step, state.params, state.optimizer_state, meta, state.average)
         self._saved_step, self.saved_seconds = step, self.clock.agreed
 
     def finish(self, point: Point, evaluate: "Evaluate", mesh: Mesh) -> Result:
-        """Evaluates and saves what is left at the end of a run, and returns its result.
+        """Evaluates and saves the last step and returns the run's result.
 
-        A run with early stopping results in its best evaluation, whose parameters are read from the checkpoint.
+        With early stopping, that is the best evaluation; its parameters are read from the checkpoint.
         """
-        best = self.early_stop if self.early_stop is not None and self.early_stop.step is not None else None
+        best = self.early_stop if self.early_stop and self.early_stop.step is not None else None
         if self.stops_early and not self.ended:
             result = "no evaluation was finite"
             if best:
                 result = f"the best evaluation was {best.value:.4f} at step {best.step}"
             self.report(f"{self.run.workdir}: stopped early at step {point.step}; {result}")
         if not point.evaluated and not (self.ended and best):
-            # A finished run is evaluated again, and trained no further.
-            evaluate(point)
+            evaluate(point)  # a finished run is evaluated again, and trained no further
         self.save(point)
         self.opened.check_held()
         self.opened.checkpoints.wait()
+        # A finished run that was only evaluated again keeps its seconds of training.
         seconds = self.clock.elapsed if point.step > self.first else self._seconds
         params, selected, evaluation = point.state.params, point.step, point.evaluation
         if best is not None and best.step is not None:
@@ -199,25 +192,17 @@ class Recorder:
 
 
 def standard_hooks(recorder: Recorder, evaluate: "Evaluate") -> list[Hook]:
-    """Returns the hooks that every run has, in the order in which they are called.
+    """Returns the hooks that every run has, in the order of their calls.
 
-    The order matters. A trace ends before anything else happens. An evaluation comes before the decision to stop early,
-    and before the log line, which shows it. A step is saved last, once its line is written: a checkpoint is never newer
-    than the log, and a run that resumes from it repeats nothing.
+    The order matters. A trace ends first. Early stopping and the log line need the evaluation. A step is saved last,
+    after its line: a checkpoint is never newer than the log, so a run that resumes from it repeats nothing.
     """
-    return [
-        Profile(recorder),
-        evaluate,
-        StopEarly(recorder),
-        Log(recorder),
-        ShowProgress(recorder),
-        Save(recorder),
-    ]
+    return [Profile(recorder), evaluate, StopEarly(recorder), Log(recorder), Save(recorder)]
 
 
 @contextlib.contextmanager
 def during_step(hooks: Sequence[Hook], step: int) -> Iterator[None]:
-    """Surrounds the dispatch of a step by what each hook puts around it."""
+    """Enters the hooks' contexts for the dispatch of a step."""
     with contextlib.ExitStack() as stack:
         for hook in hooks:
             stack.enter_context(hook.during(step))
@@ -234,7 +219,7 @@ class Profile(Hook):
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.first, self.last = traced_steps(recorder.run.config.profile, recorder.run.workdir)
-        self.folder = recorder.run.workdir / PROFILE
+        self.folder = recorder.run.workdir / "profile"
         self._tracing = False
         self._traced = self.last < 0  # whether there is nothing to trace any more
 
@@ -255,7 +240,7 @@ class Profile(Hook):
             yield
 
     def close(self) -> None:
-        """Writes a trace that the end of the run cuts short; reports when none of the steps has run."""
+        """Writes a trace that the end of the run cuts short; reports if none of the steps ran."""
         self._stop()
         if not self._traced:
             self._recorder.report(
@@ -271,55 +256,54 @@ class Profile(Hook):
 class Evaluate(Hook):
     """Measures the held-out metrics, outside of training time."""
 
-    def __init__(self, recorder: Recorder, evaluators: Sequence[Evaluator]) -> None:
-        self._recorder, self._evaluators = recorder, evaluators
+    def __init__(self, recorder: Recorder, plan: Plan, mesh: Mesh) -> None:
+        self._recorder, self._mesh = recorder, mesh
+        self._plan = dataclasses.replace(plan, objective=plan.objective.evaluated)
         self.every = recorder.run.config.eval.every_steps
-        self._begins = bool(evaluators)  # the first evaluation of a process compiles
+        self._begins = bool(recorder.run.evaluators)  # the first evaluation of a process compiles
 
     def __call__(self, point: Point) -> None:
+        """Evaluates the step, and saves it if that fails, so that no training is lost.
+
+        SIGTERM ends an evaluation at once, since it may take longer than the sender waits; this then raises Stopped.
+        After an error, several processes save nothing, because saving needs all of them.
+        """
         recorder = self._recorder
         notes = evaluating(recorder.progress, recorder.clock, self._begins)
         # Pausing waits for the last step first: one that is not finite stops the run here, and is not saved.
-        with recorder.accumulator.paused(), self._saving_on_failure(point), notes:
-            point.evaluation = self.measure(point.step, point.state.params, point.state.average)
+        with recorder.accumulator.paused():
+            try:
+                with recorder.interruption.at_once(), notes:
+                    point.evaluation = self.measure(point.step, point.state.params, point.state.average)
+            except Interrupted:
+                recorder.save(point, unlogged=True)
+                raise stopped(point.step, recorder.run.workdir) from None
+            except Exception:
+                if jax.process_count() == 1:
+                    recorder.save(point, unlogged=True)
+                raise
         point.evaluated, self._begins = True, False
 
     def measure(self, step: int, params: dict[str, Any], average: dict[str, Any] | None) -> dict[str, float]:
         """Returns the metrics of the parameters and, as ema_*, of their moving average."""
+        run, best = self._recorder.run, self._recorder.opened.checkpoints.best
+        trees = {"": params}
+        if average is not None and run.evaluators:
+            # mesh.shard_optimizer shards the average further than the parameters.
+            trees["ema_"] = sharding.put_like(average, params)
+        trees = {prefix: run.objective.evaluated_params(tree) for prefix, tree in trees.items()}
         metrics: dict[str, float] = {}
-        if average is not None and self._evaluators:
-            average = sharding.put_like(average, params)  # mesh.shard_optimizer shards it further than params
-        for evaluator in self._evaluators:
-            metrics |= evaluator(params, step)
-            if average is not None:
-                metrics |= {f"ema_{name}": value for name, value in evaluator(average, step).items()}
-        best = self._recorder.opened.checkpoints.best
-        if best and not self._recorder.run.measured:  # otherwise checked before; one that is not finite is missing here
+        for evaluator in run.evaluators:
+            for prefix, tree in trees.items():
+                measured = evaluator(self._plan, self._mesh, tree, step)
+                metrics |= {f"{prefix}{name}": value for name, value in measured.items()}
+        if best and not run.measured:  # otherwise checked before; one that is not finite is missing here
             best.check_among(metrics)
         return metrics
 
-    @contextlib.contextmanager
-    def _saving_on_failure(self, point: Point) -> Iterator[None]:
-        """Surrounds an evaluation; when it fails, saves the step first, so that no training is lost.
-
-        SIGTERM ends an evaluation at once, since it may take longer than whoever sent the signal waits; raises Stopped.
-        With several processes nothing is saved after an error, because saving needs all of them.
-        """
-        recorder = self._recorder
-        try:
-            with recorder.interruption.at_once():
-                yield
-        except Interrupted:
-            recorder.save(point, unlogged=True)
-            raise stopped(point.step, recorder.run.workdir) from None
-        except Exception:
-            if jax.process_count() == 1:
-                recorder.save(point, unlogged=True)
-            raise
-
 
 class StopEarly(Hook):
-    """Counts evaluations without a better one, and ends the run when there are too many (train/evaluation.py)."""
+    """Ends the run after too many evaluations without a better one (train/evaluation.py)."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -334,46 +318,33 @@ class StopEarly(Hook):
 
 
 class Log(Hook):
-    """Writes the log lines, each with the means over the steps since the last one."""
+    """Writes and shows the log lines, with means over the steps since the last one, and shows the first compilation."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.every = max(recorder.run.config.log_every, 1)
 
     def due(self, point: Point) -> bool:
-        """Whether it was evaluated, every log_every steps, and where the clock was refreshed, whose value is logged."""
+        """Whether the step was evaluated, is a multiple of log_every, or refreshed the clock, whose value is logged."""
         return point.evaluated or self._recorder.clock.refreshed or point.step % self.every == 0
 
     def __call__(self, point: Point) -> None:
         recorder, run = self._recorder, self._recorder.run
         recorder.opened.check_held()
-        values = recorder.accumulator.close(point.waited_seconds)
+        line = recorder.accumulator.close(point.waited_seconds)
         if run.epochs_before is not None:
             read = run.epochs_before(point.step, run.counted_from)
-            values |= {f"epochs/{name}": epochs for name, epochs in read.items()}
+            line |= {f"epochs/{name}": epochs for name, epochs in read.items()}
         if recorder.budgeted:
-            values["budget_fraction"] = point.fraction
-        point.line = values | {f"eval_{name}": value for name, value in point.evaluation.items()}
+            line["budget_fraction"] = point.fraction
+        held_out: dict[str, float | None] = {f"eval_{name}": value for name, value in point.evaluation.items()}
+        point.line = line | held_out
         recorder.writer.write(point.step, point.line)
-
-
-class ShowProgress(Hook):
-    """Shows the last log line and the time left, and that the first step is being compiled."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def due(self, point: Point) -> bool:
-        return point.line is not None
-
-    def __call__(self, point: Point) -> None:
-        line = point.line or {}
-        shown = {name: line[name] for name in line if "loss" in name or "accuracy" in name}
-        # Of held-out metrics all, whatever their names. One with a slash is that of one source of several.
-        shown |= {f"eval_{name}": value for name, value in point.evaluation.items()}
+        # On the screen, all held-out metrics but those with a slash, which belong to one source of several.
+        shown = {name: line[name] for name in line if "loss" in name or "accuracy" in name} | held_out
         shown = {name: value for name, value in shown.items() if "/" not in name}
         shown["tokens/s"] = line["tokens_per_second"]
-        self._recorder.progress.update(point.step, point.fraction, self._recorder.clock.remaining, shown)
+        recorder.progress.update(point.step, point.fraction, recorder.clock.remaining, shown)
 
     @contextlib.contextmanager
     def during(self, step: int) -> Iterator[None]:
@@ -386,9 +357,9 @@ class ShowProgress(Hook):
 
 
 class Save(Hook):
-    """Saves steps by their number, the best ones, the last one, and by the clock.
+    """Saves steps by number and by the clock, the best steps and the last one.
 
-    With several processes the clock of process 0 decides, at steps that are logged.
+    With several processes, process 0's clock decides, at logged steps.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -400,6 +371,7 @@ class Save(Hook):
             return True
         if self._recorder.stops_early or (best is not None and best.beaten_by(point.evaluation)):
             return True
+        # Several processes agree on the clock only at steps that are logged.
         if config.every_minutes <= 0 or not (point.line is not None or jax.process_count() == 1):
             return False
         return (self._recorder.clock.agreed - self._recorder.saved_seconds) / 60 >= config.every_minutes
@@ -409,13 +381,13 @@ class Save(Hook):
 
 
 class Interrupted(BaseException):
-    """SIGTERM arrived at a point where the process can leave at once without losing anything."""
+    """SIGTERM arrived while the process can leave at once without losing anything."""
 
 
 class Interruption:
     """Records SIGTERM while it is open, so that the loop can save and stop at the end of a step.
 
-    With several processes, jax records the signal from the start of each process and makes all agree on a step.
+    With several processes, jax records the signal and makes all agree on a step.
     """
 
     def __init__(self) -> None:
@@ -425,16 +397,16 @@ class Interruption:
         self._previous: signal._HANDLER = None
 
     def at_step_end(self) -> bool:
-        """Whether to stop here. Call it once at the end of each step; all processes get the same answer."""
+        """Whether to stop here. Call it once per step; all processes get the same answer."""
         if self._several and not self.requested:
             self.requested = distributed.stop_requested()
         return self.requested
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Surrounds code that only reads and may take long: raises Interrupted when SIGTERM arrives or has arrived.
+        """Surrounds code that only reads and may take long: raises Interrupted if SIGTERM arrives or has arrived.
 
-        With several processes it does nothing, since the others would wait for the process that left.
+        With several processes it does nothing, since the others would wait for the one that left.
         """
         if self._several:
             yield
@@ -450,7 +422,7 @@ class Interruption:
     def __enter__(self) -> "Interruption":
         if self._several:
             return self
-        with contextlib.suppress(ValueError):  # not in the main thread, as in a notebook's worker: no signal arrives
+        with contextlib.suppress(ValueError):  # outside the main thread, as in a notebook's worker, no signal arrives
             self._previous = signal.signal(signal.SIGTERM, self._record)
         return self
 

@@ -1,7 +1,7 @@
-"""The training loop of pretraining and of fine-tuning. Both pass it a Run (train/run.py).
+"""The training loop of pretraining and fine-tuning. Both pass it a Run (train/run.py).
 
-Read `fit` from top to bottom. What comes before its first step is in train/prepare.py, a step in train/step.py, and
-what happens between two steps in train/hooks.py.
+Read `fit` from top to bottom. The preparation is in train/prepare.py, a step in train/step.py, and the hooks between
+two steps in train/hooks.py.
 """
 
 import contextlib
@@ -26,20 +26,19 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
     """Trains a run until its steps or its budget are used up, resuming from the workdir's newest checkpoint.
 
     `hooks` are called after the standard ones. Raises Stopped after SIGTERM, once a checkpoint is written, and
-    UserError for what `prepare` refuses and for a loss that is no longer finite.
+    UserError if `prepare` refuses the run or the loss is no longer finite.
     """
     source, mesh = run.source, prepare.make_mesh(run)
     with jax.set_mesh(mesh), Interruption() as interruption, contextlib.ExitStack() as stack:
-        # What can be refused without the workdir is refused before it is opened, and then nothing in it has changed.
+        # Checks that need no workdir come before it is opened, so that a refused run changes nothing in it.
         plan = prepare.make_plan(run)
-        evaluators = prepare.make_evaluators(run, plan, mesh)
         opened = stack.enter_context(prepare.open_workdir(run))
         state, meta = prepare.restore_or_initialize(run, plan, mesh, opened.checkpoints)
         run = counting_on(run, opened.provenance, meta)
         prepare.write_workdir(run, opened.check_held)
         progress = stack.enter_context(ProgressLine(run.description))
         recorder = stack.enter_context(Recorder(run, opened, meta, interruption, progress))
-        evaluate = Evaluate(recorder, evaluators)
+        evaluate = Evaluate(recorder, plan, mesh)
         hooks = [*standard_hooks(recorder, evaluate), *hooks]
         for hook in hooks:
             stack.callback(hook.close)  # at the end, also after an error
@@ -54,21 +53,22 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
         batches = stack.enter_context(prepare.prefetch_batches(source, mesh, first, depth))
 
         for step in itertools.count(first):
-            # Nothing has happened since the checkpoint, unless its step was saved before its evaluation and log line.
+            # Nothing is due at the checkpoint's own step, unless it was saved before its evaluation and log line.
             if step > first or recorder.unlogged:
                 for hook in hooks:
                     if hook.due(point):
                         hook(point)
             if step == first:
                 recorder.correct_fraction()
-            stop = interruption.at_step_end()  # asked in every step, since all processes agree on the answer
+            stop = interruption.at_step_end()  # asked at every step, since all processes agree on the answer
             if point.done:
                 break
             if stop:  # also before the first step, because its compilation cannot be interrupted
                 recorder.save(point)
                 raise stopped(step, run.workdir)
             if step == first:
-                recorder.reopen()
+                opened.check_held()
+                run.forget_result()  # of a run that had finished and now continues
             batch = next(batches)
             if step > first and step in source.changes:
                 progress.report(f"from step {step}: {describe_batch(batch)}")

@@ -2,8 +2,8 @@
 
 Every function converts logits to float32, and an item with weight 0 contributes nothing. Most functions return (loss,
 correct), where `correct` is the weighted number of correct predictions; a tie between the label and another class
-counts as correct. The second part has the losses of a student against its teacher; the third computes the cross-entropy
-over a large vocabulary in chunks, without all logits at once.
+counts as correct. The second part compares a student with its teacher; the third computes the cross-entropy over a
+large vocabulary in chunks.
 """
 
 import functools
@@ -28,16 +28,17 @@ class ClassCosts:
     Losses, `correct` and denominators (`weigh`) include the class weights, so that their quotient equals
     torch.nn.functional.cross_entropy(weight=, label_smoothing=), whose mean divides by the weights of the labels.
 
-    weights    one weight for each class, in class order; empty means 1 for every class
-    smoothing  the target distribution is (1 - smoothing) * one-hot label + smoothing * uniform
-               distribution (Szegedy et al. 2016, section 7)
+    Args:
+        weights: one weight for each class, in class order; empty means 1 for every class.
+        smoothing: the target distribution is (1 - smoothing) * one-hot label + smoothing * uniform distribution
+            (Szegedy et al. 2016, section 7).
     """
 
     weights: tuple[float, ...] = ()
     smoothing: float = 0.0
 
     def weigh(self, labels: Int[Array, "*shape"], weights: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Returns the weights of labelled items multiplied by the weights of their classes."""
+        """Multiplies the weights of labelled items by their class weights."""
         return weights * jnp.array(self.weights, jnp.float32)[labels] if self.weights else weights
 
 
@@ -67,10 +68,7 @@ def classification_sums(
 
 
 class VocabularySums(NamedTuple):
-    """classification_sums of tokens, and the squared logarithm of the sum of a vector's exponentiated logits.
-
-    The squares are those of the z-loss (train/objectives/language_modeling.py).
-    """
+    """classification_sums of tokens, and log^2 Z for the z-loss (train/objectives/language_modeling.py)."""
 
     loss: Scalar
     correct: Scalar
@@ -80,10 +78,10 @@ class VocabularySums(NamedTuple):
 def vocabulary_sums(
     product: VocabularyProduct, labels: Int[Array, "B M"], weights: Float[Array, "B M"]
 ) -> VocabularySums:
-    """Returns the sums of a token for each vector, over the vocabulary.
+    """Returns the sums of one token per vector over the vocabulary.
 
-    The logits are never whole where the runtime has a vocabulary_chunk or the platform a vocabulary_piece, except where
-    the vocabulary is sharded, which divides them already. The pieces are kept for the backward pass.
+    Logits are computed in parts if the runtime has a vocabulary_chunk or the platform a vocabulary_piece, unless the
+    vocabulary is sharded, which divides them already. Pieces are kept for the backward pass.
     """
     runtime = product.runtime
     chunk = runtime.vocabulary_chunk or operations(runtime).vocabulary_piece
@@ -92,12 +90,9 @@ def vocabulary_sums(
         squares = (jax.nn.logsumexp(logits, axis=-1) ** 2 * weights).sum()
         return VocabularySums(*classification_sums(logits, labels, weights), squares)
     rows = product.vectors.reshape(-1, product.vectors.shape[-1])
+    labels, weights = labels.reshape(-1), weights.reshape(-1)
     sums = chunked_sums(
-        rows,
-        product.table,
-        product.bias,
-        labels.reshape(-1),
-        weights.reshape(-1),
+        *(rows, product.table, product.bias, labels, weights),
         vocab_size=product.vocab_size,
         chunk=chunk,
         precision=runtime.precision,
@@ -116,8 +111,7 @@ def binary_sums(
 
 # Losses of a student against the outputs and hidden states of its teacher, which gets no gradient.
 
-# torch.nn.CosineEmbeddingLoss adds this to the squared lengths.
-COSINE_EPSILON = 1e-12
+COSINE_EPSILON = 1e-12  # torch.nn.CosineEmbeddingLoss adds this to the squared lengths
 
 
 def soft_class_sum(
@@ -158,8 +152,8 @@ def hidden_sum(
 ) -> Scalar:
     """Returns the weighted sum over positions of the distance between hidden states.
 
-    kind   cosine: 1 - cos (Sanh et al. 2019, section 3); mse: the mean over D of squared differences (Jiao et al. 2020,
-           equation 8)
+    `kind` is cosine: 1 - cos (Sanh et al. 2019, section 3), or mse: the mean over D of squared differences (Jiao et al.
+    2020, equation 8).
     """
     ours, theirs = states.astype(jnp.float32), jax.lax.stop_gradient(teacher).astype(jnp.float32)
     if kind == "mse":
@@ -177,8 +171,7 @@ def hidden_sum(
 # comparison, so that there is no scatter, and the gradient of logits has the dtype of the vectors, as every other
 # operand of a matmul.
 #
-# Of R vectors and chunks of K tokens, R x K logits exist at a time instead of R x V. The price is one more matmul.
-
+# With R vectors and chunks of K tokens, R x K logits exist at a time instead of R x V. The price is one more matmul.
 
 LANES = 128  # matmuls prefer dimensions that are multiples of it
 
@@ -195,12 +188,11 @@ def chunked_sums(
     precision: jax.lax.Precision,
     unrolled: bool = False,
 ) -> tuple[Scalar, Scalar, Scalar]:
-    """Returns losses.vocabulary_sums of the logits of rows, table and bias; those from vocab_size on are -inf.
+    """Returns the VocabularySums of rows, table and bias; logits from vocab_size on are -inf.
 
-    A chunk has at most `chunk` tokens. Chunks are of one size, which fits the vocabulary.
-
-    With `unrolled` the chunks are not visited by a scan, which copies the table to pad it and to take chunks from it,
-    and the last one may be shorter. XLA may then keep the logits for the backward pass instead of computing them again.
+    Chunks have one size of at most `chunk` tokens, which fits the vocabulary. With `unrolled` no scan visits them: it
+    copies the table to pad it and to take chunks from it. The last chunk may then be shorter, and XLA may keep the
+    logits for the backward pass instead of computing them again.
     """
     parts = math.ceil(len(table) / chunk)
     unit = math.gcd(chunk, LANES)
@@ -210,7 +202,7 @@ def chunked_sums(
 
 @dataclass(frozen=True)
 class _Chunks:
-    """How the vocabulary is visited: as chunked_sums takes it, with the size that all chunks have."""
+    """How to visit the vocabulary."""
 
     vocab_size: int
     size: int
@@ -220,30 +212,23 @@ class _Chunks:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _sums(
-    rows: Array,
-    table: Array,
-    bias: Array | None,
-    labels: Array,
-    weights: Array,
-    chunks: _Chunks,
+    rows: Array, table: Array, bias: Array | None, labels: Array, weights: Array, chunks: _Chunks
 ) -> tuple[Array, Array, Array]:
     return _forward(rows, table, bias, labels, weights, chunks)[0]
 
 
 def _forward(
-    rows: Array,
-    table: Array,
-    bias: Array | None,
-    labels: Array,
-    weights: Array,
-    chunks: _Chunks,
+    rows: Array, table: Array, bias: Array | None, labels: Array, weights: Array, chunks: _Chunks
 ) -> tuple[tuple[Array, Array, Array], tuple[Any, ...]]:
     def add(sums: tuple[Array, Array, Array], part: tuple[Array, Array, Array]) -> tuple[Any, None]:
         top, total, picked = sums
         first, tokens, biases = part
         logits = _logits(rows, tokens, biases, chunks.precision)
         if chunks.unrolled:
-            higher, total = _joined((top, total), _exponentials(logits))
+            # The largest logit and the sum of exponentials of each row, in one pass over them.
+            start = (jnp.float32(-jnp.inf), jnp.float32(0))
+            of_chunk = jax.lax.reduce((logits, jnp.ones_like(logits)), start, _joined, (1,))
+            higher, total = _joined((top, total), of_chunk)
         else:
             higher = jnp.maximum(top, logits.max(axis=1))
             total = total * jnp.exp(top - higher) + jnp.exp(logits - higher[:, None]).sum(axis=1)
@@ -259,11 +244,7 @@ def _forward(
     return sums, (rows, table, bias, labels, weights, normalizer, each)
 
 
-def _backward(
-    chunks: _Chunks,
-    residuals: tuple[Any, ...],
-    gradients: tuple[Array, Array, Array],
-) -> tuple[Any, ...]:
+def _backward(chunks: _Chunks, residuals: tuple[Any, ...], gradients: tuple[Array, Array, Array]) -> tuple[Any, ...]:
     rows, table, bias, labels, weights, normalizer, each = residuals
     of_loss, _, of_squares = gradients
     of_labels = of_loss * weights
@@ -275,7 +256,7 @@ def _backward(
         of_logits = probabilities * of_probabilities[:, None]
         of_logits -= jnp.where(_is_label(labels, first, len(tokens)), of_labels[:, None], 0)
         narrow = of_logits.astype(rows.dtype)
-        # Unrolled chunks leave the compiler the choice of what to read for this sum; half of the bytes are enough.
+        # With unrolled chunks the compiler may read either array for this sum; the narrow one has half of the bytes.
         of_logits = jax.lax.optimization_barrier(narrow).astype(jnp.float32) if chunks.unrolled else of_logits
         matmul = functools.partial(jnp.einsum, precision=chunks.precision, preferred_element_type=jnp.float32)
         of_rows += matmul("rv,ve->re", narrow, tokens)
@@ -296,24 +277,33 @@ _sums.defvjp(_forward, _backward)
 
 
 def _loop(table: Array, bias: Array | None, dtype: Any, chunks: _Chunks) -> tuple[Any, Any]:
-    """Returns jax.lax.scan and the stacked chunks, or a function that does the same with a list of chunks."""
+    """Returns jax.lax.scan and the stacked chunks, or a function that does the same with a list of chunks.
+
+    A chunk is the number of its first token, its rows of the table, and its biases: -inf for padding.
+    """
+    size = chunks.size
     if not chunks.unrolled:
-        return jax.lax.scan, _parts(table, bias, dtype, chunks)
-    parts, chunk = [], chunks.size
-    for first in range(0, len(table), chunk):
-        tokens = np.arange(first, min(first + chunk, len(table)))
-        biases = jnp.zeros(len(tokens)) if bias is None else bias[first : first + chunk].astype(jnp.float32)
-        part = table[first : first + chunk].astype(dtype)
-        parts.append((jnp.int32(first), part, jnp.where(tokens < chunks.vocab_size, biases, -jnp.inf)))
-    return _visit_each, parts
+        padding = -len(table) % size
+        tokens = jnp.arange(len(table) + padding)
+        biases = jnp.zeros(len(tokens)) if bias is None else jnp.pad(bias.astype(jnp.float32), (0, padding))
+        biases = jnp.where(tokens < chunks.vocab_size, biases, -jnp.inf)
+        padded = jnp.pad(table.astype(dtype), ((0, padding), (0, 0)))
+        return jax.lax.scan, (tokens[::size], padded.reshape(-1, size, table.shape[1]), biases.reshape(-1, size))
+    parts = []
+    for first in range(0, len(table), size):
+        numbers = np.arange(first, min(first + size, len(table)))
+        biases = jnp.zeros(len(numbers)) if bias is None else bias[first : first + size].astype(jnp.float32)
+        biases = jnp.where(numbers < chunks.vocab_size, biases, -jnp.inf)
+        parts.append((jnp.int32(first), table[first : first + size].astype(dtype), biases))
 
+    def visit(add: Any, carry: Any, parts: list[Any]) -> tuple[Any, Any]:
+        outputs = []
+        for part in parts:
+            carry, output = add(carry, part)
+            outputs.append(output)
+        return carry, None if outputs[0] is None else jax.tree.map(lambda *each: jnp.concatenate(each), *outputs)
 
-def _visit_each(add: Any, carry: Any, parts: list[Any]) -> tuple[Any, Any]:
-    outputs = []
-    for part in parts:
-        carry, output = add(carry, part)
-        outputs.append(output)
-    return carry, None if outputs[0] is None else jax.tree.map(lambda *each: jnp.concatenate(each), *outputs)
+    return visit, parts
 
 
 Exponentials = tuple[Array, Array]  # the largest of some logits, and the sum of exponentials relative to it
@@ -325,29 +315,11 @@ def _joined(one: Exponentials, other: Exponentials) -> Exponentials:
     return top, one[1] * jnp.exp(one[0] - top) + other[1] * jnp.exp(other[0] - top)
 
 
-def _exponentials(logits: Float[Array, "R K"]) -> Exponentials:
-    """Returns what _joined gives for all logits of each row, in one pass over them."""
-    start = (jnp.float32(-jnp.inf), jnp.float32(0))
-    return jax.lax.reduce((logits, jnp.ones_like(logits)), start, _joined, (1,))
-
-
-def _parts(
-    table: Array, bias: Array | None, dtype: Any, chunks: _Chunks
-) -> tuple[Int[Array, "C"], Float[Array, "C K E"], Float[Array, "C K"]]:
-    """Returns the number of the first token of each chunk, its rows of the table, and its biases: -inf for padding."""
-    padding = -len(table) % chunks.size
-    tokens = jnp.arange(len(table) + padding)
-    biases = jnp.zeros(len(tokens)) if bias is None else jnp.pad(bias.astype(jnp.float32), (0, padding))
-    biases = jnp.where(tokens < chunks.vocab_size, biases, -jnp.inf)
-    padded = jnp.pad(table.astype(dtype), ((0, padding), (0, 0)))
-    return tokens[:: chunks.size], padded.reshape(-1, chunks.size, table.shape[1]), biases.reshape(-1, chunks.size)
-
-
 def _logits(rows: Array, table: Array, biases: Array, precision: jax.lax.Precision) -> Float[Array, "R K"]:
     product = jnp.einsum("re,ve->rv", rows, table, precision=precision, preferred_element_type=jnp.float32)
     return product + biases[None]
 
 
 def _is_label(labels: Array, first: Array, chunk: int) -> Array:
-    """Returns which token of the chunk is the label of each row, bool[R,K]."""
+    """Which token of the chunk is each row's label, bool[R,K]."""
     return (labels - first)[:, None] == jnp.arange(chunk)[None]

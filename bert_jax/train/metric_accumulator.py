@@ -1,7 +1,7 @@
-"""Computes the values of a log line: means over the steps, FLOPs, memory, and where the time went.
+"""Computes the values of a log line: means over the steps, FLOPs, memory, and shares of time.
 
-FiniteCheck stops a run at a step whose loss or gradient is not finite, or counts the step as skipped. The train step
-itself has then made no update (train/step.py), so that the host may read the flag one step late.
+FiniteCheck handles steps whose loss or gradient is not finite: it stops the run or counts them as skipped. The train
+step itself has then made no update (train/step.py), so the host may read the flag one step late.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,9 +23,9 @@ from bert_jax.storage.location import Location
 from bert_jax.train.checkpoint import Checkpoints
 
 NO_FURTHER_HEADS = Heads()
-# The steps whose metrics stay on the device until they are fetched together, where log lines are further apart.
+# So many steps' metrics stay on the device at most, until they are fetched together.
 MOST_PENDING = 128
-# Metrics of which a log line gives the last step's value; every other one is a mean over the steps.
+# Metrics whose last value goes into a log line; all others are means over the steps.
 LATEST = ("learning_rate", "gradient_norm", "skipped")
 
 # Dense bf16 peak of one device (a chip; of TPU7x one of its two cores), FLOP/s, by jax's device_kind. TPU:
@@ -63,60 +63,56 @@ class FiniteCheck:
         self._workdir, self._checkpoints, self._report = workdir, checkpoints, report
 
     def __call__(self, step: int, values: Mapping[str, Any]) -> bool:
-        """Returns whether a step made its update; `values` are the step's metrics.
+        """Returns whether a step made its update; `values` holds the step's metrics.
 
-        Raises UserError, naming the step and the last checkpoint, when it did not and the run stops for that.
+        Raises UserError if it did not and the run must stop; the message names the step and the last checkpoint.
         """
         if values["finite"]:
             return True
         self.skipped = int(values["skipped"])
-        found = f"the loss is {_format(values['loss'])} and the gradient norm {_format(values['gradient_norm'])}"
+        loss, norm = (
+            f"{value:.4g}" if math.isfinite(value) else str(value)
+            for value in (values["loss"], values["gradient_norm"])
+        )
+        cause = f"the loss is {loss} and the gradient norm {norm} at step {step}"
         if self._on_nonfinite == "skip" and self.skipped <= self._skip_at_most:
-            self._report(
-                f"{found} at step {step}: skipped this update ({self.skipped} of at most {self._skip_at_most})"
-            )
+            self._report(f"{cause}: skipped this update ({self.skipped} of at most {self._skip_at_most})")
             return False
         self._checkpoints.wait()  # a save may be under way
         last = self._checkpoints.latest_step()
-        where = "there is no checkpoint yet" if last is None else f"the last checkpoint is step {last}"
+        state = "there is no checkpoint yet" if last is None else f"the last checkpoint is step {last}"
         advice = "Lower --config.optimizer.learning_rate, lengthen --config.optimizer.warmup_steps, or "
         if self._on_nonfinite == "skip":
             advice += f"raise --config.skip_at_most={self._skip_at_most}"
         else:
             advice += "skip such steps with --config.on_nonfinite=skip"
-        raise UserError(f"{found} at step {step}; {where} in {self._workdir / 'checkpoints'}. {advice}")
-
-
-def _format(value: float) -> str:
-    return f"{value:.4g}" if math.isfinite(value) else str(value)
+        raise UserError(f"{cause}; {state} in {self._workdir / 'checkpoints'}. {advice}")
 
 
 class MetricAccumulator:
     """Accumulates the metrics of steps, which it fetches together for each log line.
 
-    Between lines it fetches only the flag `finite` of a step, once the next one is dispatched. So the device never
-    waits, the host is at most one step ahead of it, and a step that is not finite is handled before another follows.
+    Between lines it fetches only a step's flag `finite`, once the next step is dispatched. So the device never waits,
+    the host is at most one step ahead of it, and a step that is not finite is handled before another follows.
+
+    Args:
+        saved: an earlier accumulator's `state`, so that a restart between two lines changes no mean; empty at first.
+        check: called with each step and its metrics; returns whether they count in the means.
+        predictions: the number of positions per row whose logits are computed (Objective.predictions).
+        heads: the model's, as training_flops counts them.
     """
 
     def __init__(
         self,
         model: ModelConfig,
         saved: Mapping[str, Any],
-        check: FiniteCheck,
+        check: Callable[[int, Mapping[str, Any]], bool],
         *,
         predictions: Callable[[Any], int],
         heads: Heads = NO_FURTHER_HEADS,
     ) -> None:
-        """Starts from `saved`, an earlier accumulator's `state`, so that a restart between two lines changes no mean.
-
-        saved   empty for a run that begins
-        check   decides for each step whether its metrics count in the means
-        predictions   the number of positions of each row of a batch whose logits are computed (Objective.predictions)
-        heads   of the model, as training_flops counts them
-        """
         self.tokens = int(saved.get("all_tokens", 0))  # real tokens since the run began
-        self._model = model
-        self._predictions, self._heads = predictions, heads
+        self._model, self._predictions, self._heads = model, predictions, heads
         self._peak = peak_flops()
         self._check = check
         self._pending: list[tuple[int, dict[str, jax.Array]]] = []
@@ -127,23 +123,19 @@ class MetricAccumulator:
     def _begin_line(self, saved: Mapping[str, Any]) -> None:
         self._steps, self._positions = int(saved.get("steps", 0)), int(saved.get("slots", 0))
         self._sums: dict[str, float] = dict(saved.get("sums", {}))
-        # The steps that had a metric, where they are fewer than all: those of one phase of a PhasedObjective.
+        # By metric, how many steps lacked it: it belongs to one phase of a PhasedObjective.
         self._absent: dict[str, int] = dict(saved.get("absent", {}))
         self._latest: dict[str, float] = dict(saved.get("latest", {}))
-        self._tokens_before = self._sums.get("tokens", 0.0)  # trained on before a restart, outside this process's time
+        self._tokens_before = self._sums.get("tokens", 0.0)  # before a restart, outside this process's time
         self._flops = self._paused = 0.0
         self._started = time.monotonic()
-
-    @property
-    def skipped(self) -> int:
-        """Updates that were left out since the run began, as of the last step that was fetched."""
-        return self._check.skipped
 
     def add(self, step: int, batch: Any, metrics: dict[str, jax.Array]) -> None:
         """Records a step that has been dispatched, once the step before it has finished."""
         rows, length = batch.input_ids.shape[0], batch.input_ids.shape[-1]
         self._positions += rows * length
         self._flops += training_flops(self._model, rows, length, self._predictions(batch), self._heads)
+        # Fetching the flag of the step before waits for that step, while the device already has the next one.
         if self._pending:
             finite = jax.device_get(self._pending[-1][1]["finite"])
             if len(self._pending) >= MOST_PENDING or not finite:
@@ -151,7 +143,7 @@ class MetricAccumulator:
         self._pending.append((step, metrics))
 
     def state(self) -> dict[str, Any]:
-        """Returns the sums so far as JSON values; waits for the last step to finish."""
+        """Returns the sums so far as JSON values, after the last step has finished."""
         self.settle()
         return {
             "all_tokens": self.tokens,
@@ -162,9 +154,9 @@ class MetricAccumulator:
         } | ({"absent": self._absent} if self._absent else {})
 
     def close(self, waited_seconds: float) -> dict[str, float | None]:
-        """Returns the values of a log line over the steps since the last one; waits for the last step to finish.
+        """Returns the values of a log line over the steps since the last one, after the last step has finished.
 
-        waited_seconds is the time spent waiting for batches since the loop began.
+        `waited_seconds` is the time spent waiting for batches since the loop began.
         """
         self.settle()
         seconds = max(time.monotonic() - self._started - self._paused, 1e-9)
@@ -185,7 +177,7 @@ class MetricAccumulator:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Surrounds evaluation and saving, which do not count as training time; first waits for the last step."""
+        """Surrounds evaluation and saving, which are no training time; first waits for the last step."""
         self.settle()
         if self._in_pause:  # the outer pause counts the time
             yield
@@ -198,56 +190,59 @@ class MetricAccumulator:
             self._paused += time.monotonic() - started
 
     def settle(self) -> None:
-        """Waits for the last step to finish, and fetches and checks the metrics of all steps that are pending."""
+        """Waits for the last step, and fetches, checks and counts the metrics of all pending steps."""
         pending, self._pending = self._pending, []
         fetched = jax.device_get([metrics for _, metrics in pending])
-        for (step, _), values in zip(pending, fetched, strict=True):
-            self._count(step, {name: value.item() for name, value in values.items()})
-
-    def _count(self, step: int, values: dict[str, Any]) -> None:
-        self.tokens += int(values["tokens"])
-        counts = self._check(step, values)
-        if counts:
-            self._note_absent(values.keys())
-        self._steps += counts
-        for name, value in values.items():
-            if name in LATEST:
-                self._latest[name] = float(value)
-            elif name != "finite" and (counts or name == "tokens"):
-                self._sums[name] = self._sums.get(name, 0.0) + float(value)
-
-    def _note_absent(self, present: Collection[str]) -> None:
-        """Counts the steps of this line that lack a metric, before a step that has the metrics `present` is added."""
-        for name in {*self._sums, *present} - {*LATEST, "finite", "tokens"}:
-            missed = int(name not in present) if name in self._sums else self._steps
-            if missed:
-                self._absent[name] = self._absent.get(name, 0) + missed
+        for (step, _), arrays in zip(pending, fetched, strict=True):
+            values = {name: value.item() for name, value in arrays.items()}
+            self.tokens += int(values["tokens"])
+            counts = self._check(step, values)
+            if counts:
+                for name in {*self._sums, *values} - {*LATEST, "finite", "tokens"}:
+                    # A metric that appears for the first time was absent in all earlier steps of the line.
+                    absent = int(name not in values) if name in self._sums else self._steps
+                    if absent:
+                        self._absent[name] = self._absent.get(name, 0) + absent
+            self._steps += counts
+            for name, value in values.items():
+                if name in LATEST:
+                    self._latest[name] = float(value)
+                elif name != "finite" and (counts or name == "tokens"):
+                    self._sums[name] = self._sums.get(name, 0.0) + float(value)
 
 
 def training_flops(
     model: ModelConfig, rows: int, length: int, predictions: int, heads: Heads = NO_FURTHER_HEADS
 ) -> float:
-    """Returns the FLOPs of one training step: 3 times those of the forward matmuls (one forward, two backward).
+    """Returns the FLOPs of one training step: 3 times the forward matmuls (one forward, two backward).
 
     For B rows of T positions with M predictions, L layers of width D and feed-forward width F, and V padded tokens:
 
         3 (L (8 B T D^2 + 4 B T D F + 4 B T^2 D) + B M (2 D^2 + 2 D V))
 
-    A gated feed-forward has 6 B T D F, and a layer with a window counts only what it attends to. All positions count,
-    padding included, since the chip does that work; look-ups, norms, softmax, dropout, the optimizer and recomputation
-    count nothing (Chowdhery et al. 2022, appendix B, for what MFU counts).
-    predictions   positions of each row whose vocabulary logits are computed; a causal model and one of two directions
-                  compute all
-    heads         with ELECTRA's generator, that one predicts the tokens, and the model classifies all positions, with
-                  2 D^2 + 2 D each. The span boundary head predicts them again, with 2 (2 D + 200) D + 2 D^2 + 2 D V
+    A gated feed-forward has 6 B T D F, and a layer with a window counts only the positions it attends to. All positions
+    count, padding included, since the chip computes them. Look-ups, norms, softmax, dropout, the optimizer and
+    recomputation count nothing (Chowdhery et al. 2022, appendix B, on MFU).
+
+    Args:
+        predictions: positions per row whose vocabulary logits are computed; causal and two-directional models compute
+            all.
+        heads: an ELECTRA generator predicts the tokens, and the model classifies all positions, with 2 D^2 + 2 D each.
+            The span boundary head predicts them again, with 2 (2 D + 200) D + 2 D^2 + 2 D V.
     """
     if heads.generator:
         classified = rows * length * (2 * model.width**2 + 2 * model.width)
         of_generator = training_flops(generator_config(model, heads.generator), rows, length, predictions)
         return of_generator + 3.0 * classified + training_flops(model, rows, length, 0)
     width, positions = model.layer_width, rows * length * model.directions
-    count = ENCODERS[model.encoder].layer_flops
-    layers = positions * (count(model) if count else _transformer_flops(model, length))
+    if count := ENCODERS[model.encoder].layer_flops:
+        layers = positions * count(model)
+    else:
+        attended = [
+            length if model.is_global(layer) else min(length, 2 * model.window + 1) for layer in range(model.layers)
+        ]
+        per_layer = 8 * model.width**2 + (6 if model.gated else 4) * model.width * model.feed_forward
+        layers = positions * (model.layers * per_layer + 4 * model.width * sum(attended))
     language_model = model.causal or model.directions > 1
     predicted = positions if language_model else rows * predictions
     projection = 2 * width * model.embedding_width  # from the embeddings' width, and in a language model back to it
@@ -260,25 +255,15 @@ def training_flops(
     return 3.0 * (rows * length * projection + layers + head)
 
 
-def _transformer_flops(model: ModelConfig, length: int) -> int:
-    """Returns the FLOPs of the layers' forward matmuls for one position of a row."""
-    width = model.width
-    feed_forward = (6 if model.gated else 4) * width * model.feed_forward
-    attended = [
-        length if model.is_global(layer) else min(length, 2 * model.window + 1) for layer in range(model.layers)
-    ]
-    return model.layers * (8 * width**2 + feed_forward) + 4 * width * sum(attended)
-
-
 def peak_flops() -> float | None:
-    """Returns the total peak of all devices in FLOP/s, or None where it is unknown (CPUs)."""
+    """Returns the total peak of all devices in FLOP/s, or None if it is unknown (CPUs)."""
     peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
     return peak * jax.device_count() if peak else None
 
 
 def peak_memory_gb() -> float:
-    """Returns the peak memory of any device of this process, in 10^9 bytes; on a CPU, that of the process itself."""
-    stats = [device.memory_stats() for device in jax.local_devices()]
-    peaks = [found["peak_bytes_in_use"] for found in stats if found and "peak_bytes_in_use" in found]
+    """Returns the highest peak memory of this process's devices, in 10^9 bytes; on a CPU, the process's own."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [values["peak_bytes_in_use"] for values in stats if "peak_bytes_in_use" in values]
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return max(peaks, default=resident) / 1e9

@@ -1,13 +1,14 @@
-"""Writes what a run reports: metrics.jsonl, TensorBoard events, and a progress line with an ETA.
+"""Writes a run's metrics.jsonl, TensorBoard events, and a progress line with an ETA.
 
 Nothing can be appended to a file in an object store. A workdir there has WORKDIR/metrics/START-SEGMENT.jsonl instead,
-which hold lines as metrics.jsonl does. Every start of the run has a number; its first segment begins with the lines
-that it keeps of earlier starts, whose segments it then removes. Readers take the newest start, so lines that a resumed
-run repeats are dropped by one write; those that it keeps are therefore in one segment, however many they are.
+with lines as in metrics.jsonl. Every start of the run has a number. Its first segment begins with the lines that it
+keeps of earlier starts, whose segments it then removes. Readers take the newest start, so one write drops all lines
+that a resumed run repeats; the lines it keeps are therefore in one segment, however many they are.
 """
 
 import collections
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -30,14 +31,14 @@ from bert_jax.storage.location import Location, is_stored, store_errors, write_f
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_SECONDS = 120.0  # TensorBoard sees events at least as often
-FOLDER = "metrics"  # the segments
+FOLDER = "metrics"  # holds the segments
 SECONDS = 60.0  # between two writes, unless the run saves
-SEGMENT_BYTES = 1 << 20  # the last segment is written again with its new lines until it has this many bytes
-_READERS = 16  # at once: each request takes a round trip
+SEGMENT_BYTES = 1 << 20  # the last segment is rewritten with its new lines until it has this many bytes
+_READERS = 16  # threads, since each request takes a round trip
 
 
 class Segments:
-    """The segments of one start of a run. `kept` are the lines of earlier starts that remain."""
+    """The segments of one start of a run. `kept` holds the remaining lines of earlier starts."""
 
     def __init__(self, workdir: Location, kept: Sequence[str]) -> None:
         self._folder = workdir / FOLDER
@@ -45,7 +46,7 @@ class Segments:
             older = _by_start(workdir)
             self._start, self._number, self._lines = max(older, default=0) + 1, 0, list(kept)
             self._write()
-            for path in [path for paths in older.values() for path in paths]:
+            for path in itertools.chain(*older.values()):
                 path.unlink(missing_ok=True)
 
     def append(self, line: str) -> None:
@@ -56,12 +57,12 @@ class Segments:
             self.flush()
 
     def flush(self) -> None:
-        """Returns once all lines are in the store. No later start repeats those before a checkpoint."""
+        """Returns once all lines are in the store. No later start repeats the lines before a checkpoint."""
         if self._unwritten:
             self._write()
 
     def close(self, flush: bool = True) -> None:
-        """Writes all lines, or drops those that are not written where another run has the workdir by now."""
+        """Writes all lines, or drops the unwritten ones if another run has the workdir by now."""
         if flush:
             self.flush()
 
@@ -74,7 +75,7 @@ class Segments:
 
 
 def read_segments(workdir: Location) -> list[str]:
-    """Returns the lines of the newest start; none for a run that has logged nothing yet."""
+    """Returns the lines of the newest start; none if the run has logged nothing yet."""
     with store_errors(workdir, f"read {workdir / FOLDER}"):
         while starts := _by_start(workdir):
             with contextlib.suppress(FileNotFoundError), ThreadPoolExecutor(_READERS) as readers:
@@ -85,21 +86,20 @@ def read_segments(workdir: Location) -> list[str]:
 
 
 def _by_start(workdir: Location) -> dict[int, list[Location]]:
-    """Returns the segments by the number of the start that wrote them."""
-    folder, found = workdir / FOLDER, collections.defaultdict[int, list[Location]](list)
+    """Returns the segments by start number."""
+    folder, segments = workdir / FOLDER, collections.defaultdict[int, list[Location]](list)
     for path in folder.iterdir() if folder.exists() else ():
         start, _, number = path.stem.partition("-")
         if path.suffix == ".jsonl" and start.isdecimal() and number.isdecimal():
-            found[int(start)].append(path)
-    return found
+            segments[int(start)].append(path)
+    return segments
 
 
 class MetricsWriter:
     """Appends to metrics.jsonl and TensorBoard events, in process 0 only.
 
-    Opened for a run that resumes from a step, it drops the lines that were logged after that step, since the run
-    repeats those steps. In an object store, the lines are in segments, and there are no
-    TensorBoard events, whose file would have to be written again with each line.
+    For a run that resumes, it drops the lines after `start_step`, since the run repeats those steps. In an object store
+    the lines are in segments, without TensorBoard events, whose file would be rewritten with each line.
     """
 
     def __init__(self, workdir: Location, start_step: int) -> None:
@@ -107,33 +107,47 @@ class MetricsWriter:
         if not self._active:
             return
         self._workdir = workdir
-        kept = [line for line in read_metrics(workdir) if line["step"] <= start_step] if start_step else []
-        self._log = self._begun(kept)
-        self._events = _Events(workdir / "tensorboard", start_step) if isinstance(workdir, Path) else None
+        self._begin([line for line in read_metrics(workdir) if line["step"] <= start_step] if start_step else [])
+        # tensorboardX's SummaryWriter writes in a thread. A full disk ends that thread, its queue fills up, and the run
+        # waits for ever. So this writes the same events itself.
+        self._events: EventsWriter | None = None
+        if isinstance(workdir, Path):
+            folder = workdir / "tensorboard"
+            folder.mkdir(exist_ok=True)
+            self._events, self._events_flushed = EventsWriter(str(folder / "events")), time.monotonic()
+            # TensorBoard hides an earlier process's events at this step and later.
+            first = start_step + 1
+            self._events.write_event(Event(step=first, file_version="brain.Event:2"))
+            self._events.write_event(Event(step=first, session_log=SessionLog(status=SessionLog.START)))
 
-    def _begun(self, lines: Sequence[Mapping[str, Any]]) -> "Segments | _Appended":
-        """Returns a log that begins with these lines and replaces the one on disk or in the store."""
+    def _begin(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Begins a log with these lines, in place of the one on disk or in the store."""
         kept = [json.dumps(line) for line in lines]
-        if isinstance(self._workdir, Path):
-            return _Appended(self._workdir / METRICS_FILE, kept)
-        return Segments(self._workdir, kept)
+        stored = not isinstance(self._workdir, Path)
+        self._log = Segments(self._workdir, kept) if stored else _File(self._workdir / METRICS_FILE, kept)
 
     def write(self, step: int, values: dict[str, float | None]) -> None:
         if not self._active:
             return
         line = {"step": step, "time": round(time.time(), 3)} | {name: _plain(value) for name, value in values.items()}
         self._log.append(json.dumps(line))
-        if self._events:
-            shown = {name: value for name, value in line.items() if isinstance(value, float) and name != "time"}
-            self._events.append(step, shown)
+        if not self._events:
+            return
+        for name, value in line.items():
+            if isinstance(value, float) and name != "time":
+                self._events.write_event(Event(step=step, wall_time=time.time(), summary=scalar(name, value)))
+        if time.monotonic() - self._events_flushed > EVENTS_SECONDS:
+            self._events.flush()
+            self._events_flushed = time.monotonic()
 
     def correct(self, step: int, values: dict[str, float | None], append: bool = False) -> None:
-        """Replaces values in the last line, if that is the line of this step; TensorBoard keeps the earlier ones.
+        """Replaces values in the last line if it belongs to this step; TensorBoard keeps the earlier ones.
 
-        append   otherwise write a line that has only these values
+        If it does not, `append` writes a line with only these values.
         """
         if not self._active:
             return
+        # No line of a log can change in place, so a corrected one begins the log again.
         self._log.flush()
         *earlier, last = read_metrics(self._workdir) or [{}]
         corrected = last | {name: _plain(value) for name, value in values.items()}
@@ -142,10 +156,10 @@ class MetricsWriter:
                 self.write(step, values)
         elif corrected != last:
             self._log.close(flush=False)
-            self._log = self._begun([*earlier, corrected])
+            self._begin([*earlier, corrected])
 
     def flush(self) -> None:
-        """Returns once all lines are where a killed run leaves them. Call it before a checkpoint is saved."""
+        """Returns once all lines would survive a kill. Call it before a checkpoint is saved."""
         if self._active:
             self._log.flush()
 
@@ -157,34 +171,8 @@ class MetricsWriter:
                 self._events.close()
 
 
-class _Events:
-    """TensorBoard's events on disk, as tensorboardX's SummaryWriter writes them.
-
-    That one writes in a thread, which a full disk ends: the queue to it then fills up, and the run waits for ever.
-    """
-
-    def __init__(self, folder: Path, start_step: int) -> None:
-        folder.mkdir(exist_ok=True)
-        self._writer = EventsWriter(str(folder / "events"))
-        self._flushed = time.monotonic()
-        # TensorBoard hides what an earlier process logged at this step and later.
-        first = start_step + 1
-        self._writer.write_event(Event(step=first, file_version="brain.Event:2"))
-        self._writer.write_event(Event(step=first, session_log=SessionLog(status=SessionLog.START)))
-
-    def append(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.write_event(Event(step=step, wall_time=time.time(), summary=scalar(name, value)))
-        if time.monotonic() - self._flushed > EVENTS_SECONDS:
-            self._writer.flush()
-            self._flushed = time.monotonic()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _Appended:
-    """A metrics.jsonl on disk, begun with some lines."""
+class _File:
+    """A metrics.jsonl on disk that begins with the `kept` lines; the interface is that of Segments."""
 
     def __init__(self, path: Path, kept: Sequence[str]) -> None:
         write_atomic(path, "".join(line + "\n" for line in kept).encode())
@@ -195,7 +183,6 @@ class _Appended:
         self._file.flush()
 
     def flush(self) -> None:
-        """Returns once all lines are on the disk."""
         os.fsync(self._file.fileno())
 
     def close(self, flush: bool = True) -> None:
@@ -203,9 +190,9 @@ class _Appended:
 
 
 def read_metrics(workdir: Location) -> list[dict[str, Any]]:
-    """Returns the log lines of a workdir: of its metrics.jsonl (see read_lines), or of its segments; none: no log.
+    """Returns the log lines of a workdir, from its metrics.jsonl (see read_lines) or its segments; [] without a log.
 
-    A workdir on disk may be a copy of one in a store, and the other way round: the first of the two kinds is its own.
+    A workdir on disk may be a copy of one in a store, or the reverse: the log of its own kind comes first.
     """
     path = workdir / METRICS_FILE
     if is_stored(workdir):
@@ -214,7 +201,7 @@ def read_metrics(workdir: Location) -> list[dict[str, Any]]:
 
 
 def copy_metrics(workdir: Location, target: Location) -> None:
-    """Copies the log of a workdir to another one, in the same place, which then has no other log."""
+    """Copies a workdir's log to another workdir in the same place, which then has no other log."""
     if isinstance(workdir, Path):
         shutil.copy(workdir / METRICS_FILE, Path(target) / METRICS_FILE)
     else:
@@ -227,12 +214,9 @@ def read_lines(path: Location) -> list[dict[str, Any]]:
 
 
 def _parse(text: Sequence[str]) -> list[dict[str, Any]]:
-    lines = []
-    for line in text:
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    lines: list[dict[str, Any]] = []
+    with contextlib.suppress(json.JSONDecodeError):
+        lines.extend(map(json.loads, text))
     return lines
 
 
@@ -241,7 +225,7 @@ class ProgressLine:
 
     def __init__(self, description: str, seconds_between_lines: float = 30.0) -> None:
         console = Console(stderr=True, soft_wrap=True)
-        if console.is_jupyter:  # plain lines: rich would make a block of HTML of each, and a bar there is never erased
+        if console.is_jupyter:  # plain lines: rich would make each a block of HTML, and a bar there is never erased
             console = Console(stderr=True, soft_wrap=True, force_jupyter=False, force_terminal=False)
         self._console = console if jax.process_index() == 0 else None
         self._between = seconds_between_lines
@@ -249,18 +233,14 @@ class ProgressLine:
         self._description = description
         self._bar = None
         if self._console and console.is_terminal:
-            columns = (
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=20),
-                TimeElapsedColumn(),
-            )
-            self._bar = Progress(*columns, TextColumn("ETA {task.fields[eta]}  {task.fields[note]}"), console=console)
+            texts = TextColumn("{task.description}"), TextColumn("ETA {task.fields[eta]}  {task.fields[note]}")
+            columns = SpinnerColumn(), texts[0], BarColumn(bar_width=20), TimeElapsedColumn(), texts[1]
+            self._bar = Progress(*columns, console=console)
             self._task = self._bar.add_task(description, total=1.0, eta="-", note="")
             self._bar.start()
 
     def update(self, step: int, fraction: float, eta_seconds: float | None, values: dict[str, float | None]) -> None:
-        """Shows the step, the fraction done, the ETA and the values, except NaN: the metrics of absent targets."""
+        """Shows the step, the fraction done, the ETA and the values, except NaN (metrics of absent targets)."""
         present = {name: value for name, value in values.items() if value is None or not math.isnan(value)}
         note = "  ".join([f"step {step}", *(f"{name} {_short(value)}" for name, value in present.items())])
         eta = duration(eta_seconds) if eta_seconds is not None else "-"
@@ -271,14 +251,14 @@ class ProgressLine:
             self._console.print(f"{self._description} {fraction:4.0%}  ETA {eta}  {note}", highlight=False)
 
     def note(self, text: str) -> None:
-        """Shows what the run is waiting for: next to the bar on a terminal, elsewhere as a line of its own."""
+        """Shows why the run waits: next to the bar on a terminal, elsewhere on a line of its own."""
         if self._bar:
             self._bar.update(self._task, note=text)
         else:
             self.report(text)
 
     def report(self, text: str) -> None:
-        """Prints a line of its own."""
+        """Prints a line."""
         if self._console:
             self._console.print(text, highlight=False)
 
@@ -286,9 +266,6 @@ class ProgressLine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         if self._bar:
             self._bar.stop()
 
@@ -309,7 +286,7 @@ def _short(value: float | None) -> str:
 
 
 def _plain(value: float | None) -> float | int | None:
-    """Rounds to the 9 digits that distinguish any two float32 values; None for NaN and infinities: JSON has neither."""
+    """Rounds to the 9 digits that distinguish any two float32 values; JSON has no NaN and no infinities: None."""
     if value is None or isinstance(value, int):
         return value
     return float(f"{float(value):.9g}") if math.isfinite(value) else None

@@ -1,16 +1,15 @@
-"""Writes and reads the items of one checkpoint step through Orbax, and verifies what it reads.
+"""Writes and reads the items of one checkpoint step through Orbax, and verifies them.
 
 A step is a folder with one item for each tree (params, optimizer, average), and meta/metadata: a JSON document with the
-caller's metadata, a fingerprint of every tensor, and its own sha256. Orbax checks no content: a flipped bit restores
-without an error, in its v1 interface too. So the fingerprints are computed where the tensors live, when they are saved
-and again when they are read.
+caller's metadata, a fingerprint for each tensor, and its own sha256. Orbax checks no content: a flipped bit restores
+without an error, in its v1 interface too. So fingerprints are computed where the tensors live, at saving and reading.
 
 Only Orbax's AsyncCheckpointer is used: it saves one folder, which appears whole or not at all. train/checkpoint.py
 lists, keeps and deletes steps itself, because Orbax's CheckpointManager
 
-- asks jax's preemption service at each save (google/orbax#3406), whose step numbers would mix with those that
-  train/distributed.py counts, so that processes could agree on a step that none of them reaches;
-- deletes the objects of a step in a store in no particular order, its mark among them;
+- asks jax's preemption service at each save (google/orbax#3406); those step numbers would mix with the ones counted by
+  train/distributed.py, so that processes could agree on a step that none of them reaches;
+- deletes a step's objects in a store in no particular order, its mark among them;
 - manages only folders that Orbax can write, so not those in S3 (google/orbax#359).
 
 Its v1 interface is still `experimental` in 0.12.8, and its training.Checkpointer is built on the same manager.
@@ -25,7 +24,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -55,8 +54,8 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 class DamagedCheckpoint(UserError):
     """A checkpoint whose files are truncated, altered or missing; `why` holds only the reason.
 
-    Training falls back to the checkpoint before it. Commands that read one checkpoint refuse instead, so that no
-    figure comes from another step than the one that was named.
+    Training falls back to the checkpoint before it. Commands that read one checkpoint refuse it instead, so that no
+    figure comes from another step than the named one.
     """
 
     def __init__(self, message: str, why: str) -> None:
@@ -65,7 +64,7 @@ class DamagedCheckpoint(UserError):
 
 
 def saved_steps(directory: Location) -> list[int]:
-    """Returns the complete steps in a folder of checkpoints in ascending order, without one that is being written."""
+    """Returns the complete steps in a folder of checkpoints in ascending order."""
     with store_errors(directory, f"list {directory}"):
         if not directory.is_dir():
             return []
@@ -89,23 +88,18 @@ class Writer:
         registry = ocp.type_handlers.create_type_handler_registry(
             (jax.Array, arrays), (np.ndarray, ocp.type_handlers.NumpyHandler())
         )
-
-        def tree_handler() -> ocp.PyTreeCheckpointHandler:
+        trees = {
             # float32 weights hardly compress (by 8%), and zstd took nearly half of a save's processor time.
-            return ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=registry)
-
-        trees = {item: tree_handler() for item in (PARAMS, OPTIMIZER, AVERAGE)}
+            item: ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=registry)
+            for item in (PARAMS, OPTIMIZER, AVERAGE)
+        }
         handler = ocp.CompositeCheckpointHandler(**trees, **{META: ocp.JsonCheckpointHandler()})
         self._checkpointer = ocp.AsyncCheckpointer(handler)
         self._folder: Location | None = None
-        self._quiet = _OneMessage()
         _ignore_closed_loops()
 
     def start(self, folder: Location, trees: Mapping[str, PyTree], meta: Mapping[str, Any]) -> None:
-        """Starts to write a step, and returns once the tensors may change. `meta` must not change any more.
-
-        Raises what `wait` raises.
-        """
+        """Starts to write a step, and returns once the tensors may change; `meta` must not. Raises what `wait` does."""
         named = {item: named_leaves(tree) for item, tree in trees.items()}
         document = {"meta": meta, "tensors": {item: describe(tensors) for item, tensors in named.items()}}
         items: dict[str, Any] = {item: ocp.args.PyTreeSave(unflatten(tensors)) for item, tensors in named.items()}
@@ -115,23 +109,28 @@ class Writer:
             self._checkpointer.save(folder, args=ocp.args.Composite(**items), force=True)  # over what a failure left
 
     def wait(self) -> None:
-        """Waits until the step is complete. Raises what prevented that: an OSError for a full disk."""
+        """Waits until the step is complete. Raises the reason if it cannot be: an OSError for a full disk."""
         if self._folder is not None:
             with _os_errors(self._folder):
                 self._checkpointer.wait_until_finished()
 
     def __enter__(self) -> "Writer":
-        logging.getLogger("absl").addFilter(self._quiet)
+        logging.getLogger("absl").addFilter(_drop_orbax_traces)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._checkpointer.close()
-        logging.getLogger("absl").removeFilter(self._quiet)
+        logging.getLogger("absl").removeFilter(_drop_orbax_traces)
+
+
+def _drop_orbax_traces(record: logging.LogRecord) -> bool:
+    """Drops stack traces that Orbax's threads log for failures that they also raise. No Orbax issue is known."""
+    return not (record.exc_info and "orbax" in record.pathname)
 
 
 @contextlib.contextmanager
 def _os_errors(folder: Location) -> Iterator[None]:
-    """Turns an error of the operating system back into an OSError: tensorstore reports it as the text of a ValueError.
+    """Turns an operating-system error back into an OSError: tensorstore reports it as the text of a ValueError.
 
     No issue of Orbax is known. Errors of a store are left to `store_errors`.
     """
@@ -144,25 +143,18 @@ def _os_errors(folder: Location) -> Iterator[None]:
 
 
 def _os_error_code(error: BaseException) -> int | None:
-    """Returns the errno of an operating-system error, including one in tensorstore's text."""
+    """Returns the errno of an operating-system error, also from tensorstore's text."""
     if isinstance(error, OSError):
         return error.errno
-    found = re.search(r"os_error_code='(\d+)'", str(error))
-    return int(found[1]) if found else None
-
-
-class _OneMessage(logging.Filter):
-    """Drops the stack traces that Orbax's threads log for a failure that they also raise. No Orbax issue is known."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and "orbax" in record.pathname)
+    match = re.search(r"os_error_code='(\d+)'", str(error))
+    return int(match[1]) if match else None
 
 
 # Reading
 
 
 def read_meta(directory: Location) -> dict[str, Any]:
-    """Reads the document of a step: `meta`, and `tensors` by item and path. Raises DamagedCheckpoint."""
+    """Reads a step's document: `meta`, and `tensors` by item and path. Raises DamagedCheckpoint."""
     with reading(directory):
         document: dict[str, Any] = json.loads((directory / META / "metadata").read_bytes())
         if document.pop("sha256") != signature(document):
@@ -174,12 +166,12 @@ def read_arrays(directory: Location, item: str, saved: Mapping[str, Any]) -> dic
     """Reads one item of a step into host memory, by path, and verifies it.
 
     Args:
-        directory: The folder of the step.
+        directory: the step's folder.
         item: PARAMS, OPTIMIZER or AVERAGE.
-        saved: What `read_meta` returns for this item.
+        saved: the entry of this item in `read_meta(directory)["tensors"]`.
 
     Raises:
-        DamagedCheckpoint: The item does not have the content that was saved.
+        DamagedCheckpoint: the item does not have the content that was saved.
     """
     restored = _read(directory, item, dict.fromkeys(saved, ocp.RestoreArgs(restore_type=np.ndarray)))
     _verify(directory, item, saved, restored)
@@ -190,40 +182,44 @@ def read_tree(directory: Location, item: str, saved: Mapping[str, Any], wanted: 
     """Reads one item into the shardings and the structure of an abstract tree, and verifies it.
 
     Raises:
-        UserError: A tensor is missing, extra, or of another shape or dtype than in `wanted`.
-        DamagedCheckpoint: The item does not have the content that was saved.
+        UserError: a tensor is missing, extra, or has another shape or dtype than in `wanted`.
+        DamagedCheckpoint: the item does not have the content that was saved.
     """
     named = named_leaves(wanted)
-    _check_tensors(directory, item, saved, named)
+    advice = "Resume with the configuration that made the checkpoint, or name a new workdir"
+    missing, extra = [name for name in named if name not in saved], [name for name in saved if name not in named]
+    for names, article, word in ((missing, "no", "missing"), (extra, "an extra", "extra")):
+        if names:
+            tensor = f"{article} tensor {item}/{names[0]} ({len(names)} {word})"
+            raise UserError(f"checkpoint {directory} has {tensor}. {advice}")
+    for name, tensor in named.items():
+        got = f"{saved[name]['dtype']}{saved[name]['shape']}"
+        if got != (want := f"{tensor.dtype}{list(tensor.shape)}"):
+            raise UserError(f"checkpoint {directory}: tensor {item}/{name} is {got}, expected {want}. {advice}")
     restore_args = {
         name: ocp.ArrayRestoreArgs(
             sharding=to_read(leaf.sharding, leaf.shape, leaf.dtype.itemsize), global_shape=leaf.shape, dtype=leaf.dtype
         )
         for name, leaf in named.items()
     }
-    shares = _read(directory, item, restore_args)
-    restored = _gathered(shares, {name: leaf.sharding for name, leaf in named.items()})
+    restored = _read(directory, item, restore_args)
+    # Gathered from the shares, over the same devices. Every process does this at the same point.
+    if moved := [name for name, tensor in restored.items() if tensor.sharding != named[name].sharding]:
+        gather = jax.jit(lambda shares: shares, out_shardings=[named[name].sharding for name in moved])
+        restored |= dict(zip(moved, gather([restored[name] for name in moved]), strict=True))
     _verify(directory, item, saved, restored)
     return jax.tree.unflatten(jax.tree.structure(wanted), [restored[name] for name in named])
 
 
-def _check_tensors(directory: Location, item: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raises UserError unless the saved tensors have the names, shapes and dtypes of the wanted ones."""
-    advice = "Resume with the configuration that made the checkpoint, or name a new workdir"
-    if missing := [name for name in wanted if name not in saved]:
-        raise UserError(f"checkpoint {directory} has no tensor {item}/{missing[0]} ({len(missing)} missing). {advice}")
-    if extra := [name for name in saved if name not in wanted]:
-        raise UserError(f"checkpoint {directory} has an extra tensor {item}/{extra[0]} ({len(extra)} extra). {advice}")
-    for name, tensor in wanted.items():
-        got = f"{saved[name]['dtype']}{saved[name]['shape']}"
-        if got != (want := f"{tensor.dtype}{list(tensor.shape)}"):
-            raise UserError(f"checkpoint {directory}: tensor {item}/{name} is {got}, expected {want}. {advice}")
-
-
 def _read(directory: Location, item: str, restore_args: Mapping[str, Any]) -> dict[str, Any]:
-    args = ocp.args.PyTreeRestore(restore_args=unflatten(restore_args))
-    with reading(directory), _readable(directory / item) as folder, ocp.PyTreeCheckpointer() as reader:
-        return named_leaves(reader.restore(folder, args=args))
+    args, folder = ocp.args.PyTreeRestore(restore_args=unflatten(restore_args)), directory / item
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(reading(directory))
+        if is_staged(folder):
+            copy = opened.enter_context(scratch_folder()) / item
+            download_folder(folder, copy)
+            folder = copy
+        return named_leaves(opened.enter_context(ocp.PyTreeCheckpointer()).restore(folder, args=args))
 
 
 def is_staged(path: Location) -> bool:
@@ -231,30 +227,19 @@ def is_staged(path: Location) -> bool:
     return store_of(path) is S3
 
 
-@contextlib.contextmanager
-def _readable(folder: Location) -> Iterator[Location]:
-    """Yields a folder that Orbax can read: itself, or a copy of it on disk for as long as it is open."""
-    if not is_staged(folder):
-        yield folder
-        return
-    with scratch_folder() as scratch:
-        download_folder(folder, scratch / folder.name)
-        yield scratch / folder.name
-
-
 # Shares of replicas. A tensor that is replicated over N hosts would be read N times from one file system or store.
-# Instead each device reads the share that Orbax let that replica write, and the replicas gather the tensor from one
-# another. Orbax's SingleReplicaArrayHandler reads everything by the hosts of one replica, whose network then bounds the
-# time, and needs to know which mesh axis is that of the replicas (google/orbax#2754).
+# Instead each device reads the share that Orbax let this replica write, and the replicas gather the tensor from one
+# another. Orbax's SingleReplicaArrayHandler reads everything on the hosts of one replica, whose network then bounds the
+# time, and needs to know which mesh axis holds the replicas (google/orbax#2754).
 
 
 def least_share() -> int:
-    """The fewest bytes of a tensor that a device writes or reads, where several devices hold the same."""
+    """The fewest bytes of a replicated tensor that a device writes or reads."""
     return _DIVIDED_FROM // jax.device_count()
 
 
 def to_read(sharding: Sharding, shape: tuple[int, ...], itemsize: int) -> Sharding:
-    """Returns the sharding in which to read a tensor of several processes; the sharding itself in one process."""
+    """Returns the sharding in which several processes read a tensor; the sharding itself in one process."""
     if not isinstance(sharding, NamedSharding) or sharding.is_fully_addressable:
         return sharding
     shares = divided(sharding, shape)
@@ -262,10 +247,10 @@ def to_read(sharding: Sharding, shape: tuple[int, ...], itemsize: int) -> Shardi
 
 
 def divided(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
-    """Returns the sharding in which the replicas of each shard hold equal parts of it, as Orbax writes them.
+    """Returns the sharding in which the replicas of a shard hold equal parts of it, as Orbax writes them.
 
-    They divide the first axis of a shard whose size is a multiple of their number (google/orbax#1320). Where there is
-    none, it is the sharding itself.
+    They divide the shard's first axis whose size is a multiple of their number (google/orbax#1320). If there is none,
+    the sharding stays as it is.
     """
     mesh = sharding.mesh
     spec: list[tuple[str, ...]] = [
@@ -281,20 +266,11 @@ def divided(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
     return sharding
 
 
-def _gathered(tensors: Mapping[str, jax.Array], shardings: Mapping[str, Sharding]) -> dict[str, jax.Array]:
-    """Returns the tensors in other shardings over the same devices. Every process calls this at the same point."""
-    moved = [name for name, tensor in tensors.items() if tensor.sharding != shardings[name]]
-    if not moved:
-        return dict(tensors)
-    gather = jax.jit(lambda parts: parts, out_shardings=[shardings[name] for name in moved])
-    return dict(tensors) | dict(zip(moved, gather([tensors[name] for name in moved]), strict=True))
-
-
 # Integrity
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """Returns the leaves of a tree by path: embeddings/token/table, or 0/mu/embeddings/token/table of optax."""
+    """Returns a tree's leaves by path: embeddings/token/table, or 0/mu/embeddings/token/table for optax."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
@@ -302,9 +278,11 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 def fingerprint(array: np.ndarray | jax.Array, numpy: ModuleType = jnp) -> Any:
     """Returns a uint32 sum of an array's bits, each element weighted by its position.
 
-    Integer sums wrap and commute, so any mesh, and numpy on the host, give the same number. The weights are odd, so
-    that changing one element always changes the sum, and swapping two nearly always does.
+    Integer sums wrap and commute, so any mesh, and numpy on the host, give the same number. The weights are odd:
+    changing one element always changes the sum, and swapping two nearly always does.
     """
+    # A boolean has no view of its bits; it counts as 0 or 1. `place` is the row-major index of each element, modulo
+    # 2^32.
     bits = array if array.dtype == bool else array.view(_UNSIGNED[array.dtype.itemsize])
     place = numpy.zeros((1,) * array.ndim, np.uint32)
     for axis, size in enumerate(array.shape):
@@ -313,10 +291,13 @@ def fingerprint(array: np.ndarray | jax.Array, numpy: ModuleType = jnp) -> Any:
     return (bits.astype(np.uint32) * (place * np.uint32(2) + np.uint32(1))).sum(dtype=np.uint32)
 
 
+_fingerprints = jax.jit(lambda arrays: [fingerprint(array) for array in arrays])
+
+
 def describe(tensors: Mapping[str, np.ndarray | jax.Array]) -> dict[str, dict[str, Any]]:
     """Returns shape, dtype and fingerprint of each tensor as JSON values, computed where the tensors live."""
     on_device = [name for name, tensor in tensors.items() if isinstance(tensor, jax.Array)]
-    sums = dict(zip(on_device, _all_fingerprints([tensors[name] for name in on_device]), strict=True))
+    sums = dict(zip(on_device, _fingerprints([tensors[name] for name in on_device]), strict=True))
     sums |= {name: fingerprint(tensor, np) for name, tensor in tensors.items() if name not in sums}
     sums = jax.device_get(sums)
     return {
@@ -325,28 +306,22 @@ def describe(tensors: Mapping[str, np.ndarray | jax.Array]) -> dict[str, dict[st
     }
 
 
-@jax.jit
-def _all_fingerprints(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    return [fingerprint(array) for array in arrays]
-
-
 def signature(document: Mapping[str, Any]) -> str:
     """Returns the sha256 of a JSON document, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def _verify(directory: Location, item: str, saved: Mapping[str, Any], restored: Mapping[str, Any]) -> None:
-    """Raises DamagedCheckpoint for a tensor whose fingerprint differs from that in `saved`."""
-    for name, found in describe(restored).items():
-        if found != saved[name]:
+    for name, description in describe(restored).items():
+        if description != saved[name]:
             raise _damaged(directory, f"{item}/{name} does not have the content that was saved")
 
 
 @contextlib.contextmanager
 def reading(directory: Location) -> Iterator[None]:
-    """Turns what a truncated or altered file of a step makes Orbax raise into a DamagedCheckpoint.
+    """Turns errors that a step's truncated or altered files cause in Orbax into a DamagedCheckpoint.
 
-    Raises the errors of `store_errors` where a store did not answer, which says nothing about the file.
+    A store that does not answer says nothing about the file: this raises the errors of `store_errors`.
     """
     _ignore_closed_loops()
     try:
@@ -361,28 +336,23 @@ def reading(directory: Location) -> Iterator[None]:
 
 
 def _damaged(directory: Location, why: str) -> DamagedCheckpoint:
-    """Returns the error for a damaged checkpoint: which one, why, and which one is before it."""
     before = max((step for step in saved_steps(directory.parent) if step < int(directory.name)), default=None)
     advice = "there is none before it" if before is None else f"fall back to {directory.parent / str(before)}"
     return DamagedCheckpoint(f"checkpoint {directory} is damaged ({why}). Delete that folder; {advice}", why)
 
 
-class _ClosedLoops:
-    """An unraisable hook that drops reports of "Event loop is closed", and passes on all others.
+def _ignore_closed_loops() -> None:
+    """Installs a hook that drops reports of "Event loop is closed".
 
     tensorstore reads and writes concurrently, in an event loop that the first failure closes; the others then print
-    these reports. The failure itself is raised. No Orbax issue is known.
+    these reports. The failure itself is raised. The hook stays, since nothing tells when the last thread has ended. No
+    Orbax issue is known.
     """
+    others = sys.unraisablehook
 
-    def __init__(self, others: Callable[[Any], Any]) -> None:
-        self._others = others
-
-    def __call__(self, unraisable: Any) -> None:
+    def all_but_closed_loops(unraisable: "sys.UnraisableHookArgs") -> None:
         if "Event loop is closed" not in str(unraisable.exc_value):
-            self._others(unraisable)
+            others(unraisable)
 
-
-def _ignore_closed_loops() -> None:
-    """Installs the hook for good, since nothing tells when the last of tensorstore's threads has ended."""
-    if not isinstance(sys.unraisablehook, _ClosedLoops):
-        sys.unraisablehook = _ClosedLoops(sys.unraisablehook)
+    if getattr(others, "__name__", "") != all_but_closed_loops.__name__:
+        sys.unraisablehook = all_but_closed_loops

@@ -2,16 +2,16 @@
 
 A rule list is ((regex, value), ...). The first regex that matches a path (re.search on "pooler/dense/kernel") gives its
 value. The layers of an encoder are stored stacked, [L, ...], under a path component `layers`, such as "encoder/layers/"
-or "discriminator/encoder/layers/"; rules match any such stack. Where each layer may have a value of its own
-(`per_layer`), rules see the layer's number in the path, as in "encoder/layers/3/attention/qkv/kernel", and the values
-of a stack are an array [L, 1, ...].
+or "discriminator/encoder/layers/"; rules match any such stack. If layers may have values of their own (`per_layer`),
+rules see the layer's number in the path, as in "encoder/layers/3/attention/qkv/kernel", and a stack's values are an
+array [L, 1, ...].
 
-The second part splits the parameters into those that train (Trained) and those that are frozen, also by a schedule
-(Unfreezing). Only what trains at some step is differentiated and has optimizer state.
+The second part splits the parameters into a part that trains (Trained) and frozen ones, also by a schedule
+(Unfreezing). Only parameters that train at some step are differentiated and have optimizer state.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,16 +26,16 @@ from bert_jax.model import layers as paths
 Value = TypeVar("Value")
 Numbers = tuple[tuple[str, float], ...]  # rules whose values are numbers
 
-# "We use ... L2 weight decay of 0.01" leaves out LayerNorm and biases: google-research/bert optimization.py,
-# exclude_from_weight_decay=["LayerNorm", "layer_norm", "bias"]. A mix of layers has only
-# scores and a scale, and a CRF only scores, which do not decay either.
+# "We use ... L2 weight decay of 0.01" excludes LayerNorm and biases: google-research/bert optimization.py,
+# exclude_from_weight_decay=["LayerNorm", "layer_norm", "bias"]. The scores and the scale of a layer mix, and a CRF's
+# scores, do not decay either.
 BIASES_AND_NORMS = (r"(^|/)bias$", r"norm/(scale|bias)$", r"^layer_mix/", r"^crf/")
 
 _STACK = re.compile(r"^(?:.*?/)?layers/")
 
 
 def first_match(rules: Sequence[tuple[str, Value]], path: str) -> Value:
-    """The value of the first rule whose regex is found in path."""
+    """Returns the value of the first rule whose regex is found in the path."""
     for pattern, value in rules:
         if re.search(pattern, path):
             return value
@@ -43,39 +43,40 @@ def first_match(rules: Sequence[tuple[str, Value]], path: str) -> Value:
 
 
 def stack_of(path: str) -> str | None:
-    """The stack of layers that a parameter belongs to, such as "encoder/layers/"; None for any other parameter."""
+    """Returns the stack of layers that a parameter belongs to, such as "encoder/layers/"; None if there is none."""
     match = _STACK.match(path)
     return match[0] if match else None
 
 
 def stacks(params: dict[str, Any]) -> dict[str, int]:
-    """The stacks in params (which may be abstract), and the number of layers L of each.
+    """Returns the number of layers L by stack; params may be abstract.
 
-    Parameters that all layers share are stored once, [1, ...], so those of which each layer has its own tell L.
+    Parameters that all layers share are stored once, [1, ...], so the longest parameters of a stack tell L.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for path, value in paths.flatten(params).items():
         if (stack := stack_of(path)) is not None:
-            found[stack] = max(found.get(stack, 0), value.shape[0])
-    return found
-
-
-def numbered(path: str, layers: Iterable[int]) -> list[str]:
-    """The path of each of these layers of a stacked parameter; the path itself for any other parameter."""
-    stack = stack_of(path)
-    if stack is None:
-        return [path]
-    return [f"{stack}{layer}/{path.removeprefix(stack)}" for layer in layers]
+            sizes[stack] = max(sizes.get(stack, 0), value.shape[0])
+    return sizes
 
 
 def per_layer(rules: Numbers, params: dict[str, Any]) -> dict[str, Any]:
-    """A tree like params, of the rules' values: a float32 number, or [L, 1, ...] where the layers of a stack differ."""
+    """Maps parameters to the rules' values: a float32 number, or [L, 1, ...] if the layers of a stack differ."""
 
-    def values(path: str, value: Any) -> np.ndarray | np.float32:
-        found = np.array([first_match(rules, name) for name in _names(path, value)], np.float32)
-        return found[0] if (found == found[0]).all() else found.reshape(-1, *[1] * (value.ndim - 1))
+    def values(path: str, leaf: Any) -> np.ndarray | np.float32:
+        by_layer = np.array([first_match(rules, name) for name in _names(path, leaf)], np.float32)
+        return by_layer[0] if (by_layer == by_layer[0]).all() else by_layer.reshape(-1, *[1] * (leaf.ndim - 1))
 
-    return paths.unflatten({path: values(path, value) for path, value in paths.flatten(params).items()})
+    return paths.unflatten({path: values(path, leaf) for path, leaf in paths.flatten(params).items()})
+
+
+def _names(path: str, value: Any) -> list[str]:
+    """Returns the paths that rules see: one per layer of a stacked parameter."""
+    if (stack := stack_of(path)) is None:
+        return [path]
+    # If only some layers are given (SomeLayers), they keep their numbers in the stack.
+    layers = getattr(value, "layers", range(value.shape[0]))
+    return [f"{stack}{layer}/{path.removeprefix(stack)}" for layer in layers]
 
 
 def check(numbers: Mapping[str, float], key: str, params: dict[str, Any] | None = None) -> Numbers:
@@ -101,13 +102,14 @@ def check(numbers: Mapping[str, float], key: str, params: dict[str, Any] | None 
 
 
 def by_depth(value: Callable[[int], float], params: dict[str, Any], top: float) -> Numbers:
-    """Rules by depth: value(depth) for depth 1, the last layer of a stack, to L, its first, and L + 1, its
-    embeddings; `top` for everything else, heads above all.
+    """Makes rules by depth: value(1) for a stack's last layer, value(L) for its first, value(L + 1) for its embeddings.
 
-    Embeddings outside every encoder, which several may share, are below the deepest stack.
+    All other parameters, above all heads, get `top`. Embeddings outside every encoder, which several may share, are
+    below the deepest stack.
     """
     rules: list[tuple[str, float]] = []
     sizes = stacks(params)
+    # The first match counts, so the embeddings outside of encoders and `top` come last.
     for stack, layers in sizes.items():
         model = _model_of(stack)  # all layers build on its embeddings and its relative position biases
         rules.append((rf"^{model}embeddings/|^{model}encoder/relative_bias/", value(layers + 1)))
@@ -116,120 +118,112 @@ def by_depth(value: Callable[[int], float], params: dict[str, Any], top: float) 
 
 
 def trainable(train_layers: str, params: dict[str, Any], fresh: frozenset[str] = frozenset()) -> dict[str, Any] | None:
-    """Which parameters are trained: a tree of float32 factors 0 or 1 (as per_layer gives), None for all.
+    """Returns which parameters train: a tree of float32 factors 0 or 1 (as from per_layer), None for all.
 
-    train_layers: `all`, and `gradual` (see stages); `head` (everything but embeddings, encoder and pooler);
-    `last:K` (heads, the pooler and the last K layers); `no_embeddings`. The paths in fresh are always trained.
-    Raises UserError for anything else, or for K over the model's layers.
+    Args:
+        train_layers: `all`, and `gradual` (see stages); `head` (everything but embeddings, encoder and pooler);
+            `last:K` (heads, the pooler and the last K layers); `no_embeddings`.
+        fresh: paths that always train.
+
+    Raises:
+        UserError: another value, or K above the model's number of layers.
     """
     if train_layers == "all" or gradual_epochs(train_layers) is not None:
         return None
-    factors = paths.flatten(per_layer(_frozen(train_layers, params), params))
+    sizes = stacks(params)
+    layers = min(sizes.values(), default=0)
+    match = re.fullmatch(r"last:(\d+)", train_layers)
+    frozen = {"head": "(embeddings|encoder|pooler)/", "no_embeddings": "embeddings/"}.get(train_layers)
+    if frozen is not None:
+        off = [(rf"^{_model_of(stack)}{frozen}", 0.0) for stack in sizes]
+        rules: Numbers = (*off, (r"^embeddings/", 0.0), (r".*", 1.0))
+    elif not match:
+        raise UserError(
+            f"train_layers is {train_layers!r}; use all, head, last:K, no_embeddings, gradual or gradual:EPOCHS"
+        )
+    elif not 0 < (last := int(match[1])) <= layers:
+        raise UserError(
+            f"train_layers is {train_layers!r}, but the model has {layers} layers; use last:1 to last:{layers}"
+        )
+    else:
+        rules = by_depth(lambda depth: float(depth <= last), params, 1.0)
+    factors = paths.flatten(per_layer(rules, params))
     return paths.unflatten({path: np.float32(1) if path in fresh else factors[path] for path in factors})
 
 
 def gradual_epochs(train_layers: str) -> float | None:
-    """The epochs from one layer to the next of train_layers `gradual` (1) or `gradual:EPOCHS`; None of any other.
+    """Returns the epochs between layers for `gradual` (1) or `gradual:EPOCHS`; None for other values of train_layers.
 
     Raises UserError for a number of epochs that is not positive and finite.
     """
-    kind, colon, epochs = train_layers.partition(":")
+    kind, colon, text = train_layers.partition(":")
     if kind != "gradual":
         return None
     try:
-        found = float(epochs) if colon else 1.0
+        epochs = float(text) if colon else 1.0
     except ValueError:
-        found = 0.0
-    if not 0.0 < found < float("inf"):
+        epochs = 0.0
+    if not 0.0 < epochs < float("inf"):
         raise UserError(f"train_layers is {train_layers!r}; use gradual, or gradual:EPOCHS such as gradual:0.5")
-    return found
+    return epochs
 
 
 def stages(params: dict[str, Any], fresh: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The stage at which each parameter begins to be trained in gradual unfreezing (Howard and Ruder 2018, section
-    3.3), as per_layer gives it.
+    """Returns the stage at which each parameter begins to train in gradual unfreezing (Howard and Ruder 2018, 3.3).
 
-    Stage 0 trains what `head` trains, and the fresh paths; stage K trains what `last:K` trains; the embeddings come
-    last.
+    Stage 0 trains like `head`, and the fresh paths; stage K trains like `last:K`; the embeddings come last. The values
+    have per_layer's form.
     """
     pooled = tuple((rf"^{_model_of(stack)}(encoder|pooler)/", 1.0) for stack in stacks(params))
     *depths, rest = by_depth(float, params, 0.0)
-    found = paths.flatten(per_layer((*depths, *pooled, rest), params))
-    return paths.unflatten({path: np.float32(0) if path in fresh else found[path] for path in found})
-
-
-def _names(path: str, value: Any) -> list[str]:
-    # Where some layers alone are given (SomeLayers), they keep the numbers that they have in the stack.
-    return numbered(path, getattr(value, "layers", range(value.shape[0]))) if stack_of(path) else [path]
+    numbers = paths.flatten(per_layer((*depths, *pooled, rest), params))
+    return paths.unflatten({path: np.float32(0) if path in fresh else numbers[path] for path in numbers})
 
 
 def _model_of(stack: str) -> str:
-    """The escaped path of the encoder and heads that a stack belongs to: empty for "encoder/layers/"."""
+    """Returns the escaped path of a stack's encoder and heads: empty for "encoder/layers/"."""
     return re.escape(re.sub(r"(encoder/)?layers/$", "", stack))
 
 
-def _frozen(train_layers: str, params: dict[str, Any]) -> Numbers:
-    """Rules with the value 0 for what train_layers does not train, and 1 for the rest."""
-    sizes = stacks(params)
-    embeddings = (r"^embeddings/", 0.0)
-    if train_layers == "head":
-        rules = [(rf"^{_model_of(stack)}(embeddings|encoder|pooler)/", 0.0) for stack in sizes]
-        return (*rules, embeddings, (r".*", 1.0))
-    if train_layers == "no_embeddings":
-        return (*((rf"^{_model_of(stack)}embeddings/", 0.0) for stack in sizes), embeddings, (r".*", 1.0))
-    match = re.fullmatch(r"last:(\d+)", train_layers)
-    if not match:
-        raise UserError(
-            f"train_layers is {train_layers!r}; use all, head, last:K, no_embeddings, gradual or gradual:EPOCHS"
-        )
-    layers = min(sizes.values(), default=0)
-    if not 0 < (last := int(match[1])) <= layers:
-        raise UserError(
-            f"train_layers is {train_layers!r}, but the model has {layers} layers; use last:1 to last:{layers}"
-        )
-    return by_depth(lambda depth: float(depth <= last), params, 1.0)
-
-
 ENCODER_STACK = "encoder/layers/"
-# The parts of a model that the layers of its encoder build on, or that every layer reads.
+# The parts of a model that its encoder's layers build on, or that every layer reads.
 _BELOW_HEADS = ("embeddings/", "encoder/")
 _ABOVE_LAYERS = ("encoder/final_norm/",)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The part of the parameters that trains: by path, the layers of a stack in order, or None for all of a parameter.
+    """The part of the parameters that trains; other parameters are frozen.
 
-    Parameters that are not named are frozen. The part may hold some layers of a stack: [K, ...] of [L, ...].
+    `layers` maps paths to the layers of a stack that train, in order, or to None for all of a parameter. A stacked
+    parameter of the part is [K, ...] of [L, ...].
     """
 
     layers: Mapping[str, tuple[int, ...] | None]
 
     @classmethod
     def where(cls, trains: dict[str, Any]) -> "Trained":
-        """Returns the part whose values are not zero in a tree like that of rules.per_layer, such as rate factors."""
-        found: dict[str, tuple[int, ...] | None] = {}
+        """Selects the nonzero values of a tree of per_layer's form, such as rate factors."""
+        layers: dict[str, tuple[int, ...] | None] = {}
         for path, value in paths.flatten(trains).items():
-            if np.all(value):
-                found[path] = None
-            elif np.any(value):
-                found[path] = tuple(int(layer) for layer in np.flatnonzero(np.ravel(value)))
-        return cls(found)
+            if np.any(value):
+                layers[path] = None if np.all(value) else tuple(map(int, np.flatnonzero(np.ravel(value))))
+        return cls(layers)
 
     @classmethod
     def everything(cls, params: dict[str, Any]) -> "Trained":
-        """Returns all of a tree of (abstract) parameters, as the part of a larger tree that trains."""
+        """Selects a tree of (abstract) parameters as the part of a larger tree that trains."""
         return cls(dict.fromkeys(paths.flatten(params)))
 
     @classmethod
     def by_factors(cls, factors: dict[str, Any] | None) -> "Trained | None":
-        """Returns the part whose learning-rate factors are not zero; None where that is everything."""
+        """Selects parameters whose learning-rate factors are not zero; None if that is everything."""
         if factors is None or all(np.all(factor) for factor in jax.tree.leaves(factors)):
             return None
         return cls.where(factors)
 
     def check(self, rates: Mapping[str, float], train_layers: str = "all") -> None:
-        """Raises UserError where nothing trains, by optimizer.rates or by train_layers."""
+        """Raises UserError if nothing trains, by optimizer.rates or by train_layers."""
         if self.layers:
             return
         if train_layers == "all":
@@ -239,25 +233,56 @@ class Trained:
         )
 
     def take(self, tree: dict[str, Any]) -> dict[str, Any]:
-        """Returns this part of a tree of parameters, or of one of rules.per_layer."""
+        """Returns this part of a tree of parameters, or of per_layer's values."""
+
+        def select(leaf: Any, layers: tuple[int, ...] | None) -> Any:
+            if layers is None or not np.ndim(leaf):  # per_layer has one number if all layers are alike
+                return leaf
+            if isinstance(leaf, np.ndarray):
+                return leaf[list(layers)]
+            parts = [leaf[first:end] for first, end in _ranges(layers)]
+            return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
         leaves = paths.flatten(tree)
-        return paths.unflatten({path: _take(leaves[path], layers) for path, layers in self.layers.items()})
+        return paths.unflatten({path: select(leaves[path], layers) for path, layers in self.layers.items()})
 
     def abstract(self, tree: dict[str, Any]) -> dict[str, Any]:
         """Returns this part of a tree of (abstract) parameters without values; rules know the layers of its stacks."""
-        leaves = paths.flatten(tree)
-        return paths.unflatten({path: _abstract(leaves[path], layers) for path, layers in self.layers.items()})
+        leaves, part = paths.flatten(tree), {}
+        for path, layers in self.layers.items():
+            shape, dtype = leaves[path].shape, leaves[path].dtype
+            if layers is None:
+                part[path] = jax.ShapeDtypeStruct(shape, dtype)
+            else:
+                part[path] = SomeLayers(shape[1:], dtype, layers)
+        return paths.unflatten(part)
 
     def put(self, tree: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-        """Returns the tree with this part replaced; where the tree is donated, in its memory."""
-        return self._replaced(tree, part, _put)
+        """Replaces this part of the tree; in the tree's memory, if that is donated."""
+
+        def place(leaf: Array, new: Array, ranges: Sequence[tuple[int, int]]) -> Array:
+            taken = 0
+            for first, end in ranges:
+                leaf = jax.lax.dynamic_update_slice_in_dim(leaf, new[taken : taken + end - first], first, axis=0)
+                taken += end - first
+            return leaf
+
+        return self._replaced(tree, part, place)
 
     def join(self, tree: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-        """Returns what `put` does, as concatenations: reading a layer of the result does not copy the others."""
-        return self._replaced(tree, part, _join)
+        """Does the same by concatenations: reading one layer of the result does not copy the others."""
+
+        def place(leaf: Array, new: Array, ranges: Sequence[tuple[int, int]]) -> Array:
+            pieces, taken, before = [], 0, 0
+            for first, end in ranges:
+                pieces += [leaf[before:first], new[taken : taken + end - first]]
+                taken, before = taken + end - first, end
+            return jnp.concatenate([piece for piece in (*pieces, leaf[before:]) if len(piece)])
+
+        return self._replaced(tree, part, place)
 
     def frozen_layers(self, params: dict[str, Any]) -> int:
-        """Returns how many of the lowest layers of the encoder need no backward pass: nothing in or below them trains.
+        """Returns how many of the encoder's lowest layers need no backward pass: nothing in or below them trains.
 
         It is 0 for a model with several stacks of layers.
         """
@@ -277,91 +302,55 @@ class Trained:
         return paths.unflatten(leaves)
 
 
+class SomeLayers(jax.ShapeDtypeStruct):
+    """The abstract value [K, ...] of some layers of a stacked parameter, with their numbers in the stack."""
+
+    __slots__ = ("layers",)
+
+    def __init__(self, layer_shape: tuple[int, ...], dtype: Any, layers: tuple[int, ...]) -> None:
+        super().__init__((len(layers), *layer_shape), dtype)
+        self.layers = layers
+
+
+def _ranges(layers: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns the first and the last layer, exclusive, of each run of successive layers."""
+    ranges: list[tuple[int, int]] = []
+    for layer in layers:
+        if ranges and ranges[-1][1] == layer:
+            ranges[-1] = (ranges[-1][0], layer + 1)
+        else:
+            ranges.append((layer, layer + 1))
+    return ranges
+
+
 @dataclass(frozen=True, eq=False)
 class Unfreezing:
     """Gradual unfreezing: a mask of the parameters with a schedule (Howard and Ruder 2018, section 3.3).
 
-    begins   the step from which each parameter trains, of the part that the optimizer updates, as rules.per_layer
-             gives it
-
-    Until then a parameter has a gradient of zero, which leaves its moments at zero and counts in no norm, and its
+    `begins` holds the step from which a parameter trains, in per_layer's form, for the part that the optimizer updates.
+    Until then the parameter has a gradient of zero, which leaves its moments at zero and counts in no norm, and its
     update, weight decay included, is left out. The optimizer state has the same tensors in all steps.
 
     A parameter that begins at step s is updated as if the run had begun there: its moments start at zero, and Adam
-    corrects their bias by the number of its own updates, not of the run's. Corrected by the run's number, they would
-    count as long averages, and the first updates would be three to seven times as long (optim/directions.py). Steps
-    that are skipped because they are not finite count as updates here.
+    corrects their bias by the number of its own updates, not of the run's. With the run's number, they would count as
+    long averages, and the first updates would be three to seven times as long (optim/directions.py). Steps that are
+    skipped because they are not finite count as updates here.
     """
 
     begins: dict[str, Any]
 
     @classmethod
     def by_stages(cls, stages: dict[str, Any], every: int) -> "Unfreezing":
-        """Returns the schedule by which stage K (rules.stages) begins at step K * every.
-
-        Raises ValueError if `every` is below 1.
-        """
+        """Begins stage K (rules.stages) at step K * every. Raises ValueError if `every` is below 1."""
         if every < 1:
             raise ValueError(f"the number of steps between unfrozen layers is {every}; use 1 or more")
         return cls(jax.tree.map(lambda stage: np.asarray(stage * every, np.int32), stages))
 
     def mask(self, tree: dict[str, Any], step: Int[Array, ""]) -> dict[str, Any]:
-        """Returns gradients or updates with zeros in place of those of parameters that do not train yet."""
+        """Sets gradients or updates of parameters that do not train yet to zero."""
         # Not a product, since the gradient of a parameter that does not train may be infinite.
         return jax.tree.map(lambda leaf, begins: jnp.where(step >= begins, leaf, 0), tree, self.begins)
 
     def update_counts(self, step: Int[Array, ""]) -> dict[str, Int[Array, "..."]]:
-        """Returns the number of updates of each parameter, by path, with that of this step, and at least 1."""
+        """Returns the number of each parameter's updates by path, including this step's, and at least 1."""
         return {path: jnp.maximum(step - begins + 1, 1) for path, begins in paths.flatten(self.begins).items()}
-
-
-class SomeLayers(jax.ShapeDtypeStruct):
-    """The abstract value [K, ...] of some layers of a stacked parameter, with their numbers in the stack."""
-
-    __slots__ = ("layers",)
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any, layers: tuple[int, ...]) -> None:
-        super().__init__(shape, dtype)
-        self.layers = layers
-
-
-def _abstract(leaf: Any, layers: tuple[int, ...] | None) -> jax.ShapeDtypeStruct:
-    if layers is None:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    return SomeLayers((len(layers), *leaf.shape[1:]), leaf.dtype, layers)
-
-
-def _ranges(layers: Sequence[int]) -> list[tuple[int, int]]:
-    """The first and the last layer, exclusive, of each run of successive layers."""
-    found: list[tuple[int, int]] = []
-    for layer in layers:
-        if found and found[-1][1] == layer:
-            found[-1] = (found[-1][0], layer + 1)
-        else:
-            found.append((layer, layer + 1))
-    return found
-
-
-def _take(leaf: Any, layers: tuple[int, ...] | None) -> Any:
-    if layers is None or not np.ndim(leaf):  # a tree of rules.per_layer has one number where all layers are alike
-        return leaf
-    if isinstance(leaf, np.ndarray):
-        return leaf[list(layers)]
-    parts = [leaf[first:end] for first, end in _ranges(layers)]
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-
-
-def _put(leaf: Array, part: Array, ranges: Sequence[tuple[int, int]]) -> Array:
-    taken = 0
-    for first, end in ranges:
-        leaf = jax.lax.dynamic_update_slice_in_dim(leaf, part[taken : taken + end - first], first, axis=0)
-        taken += end - first
-    return leaf
-
-
-def _join(leaf: Array, part: Array, ranges: Sequence[tuple[int, int]]) -> Array:
-    pieces, taken, before = [], 0, 0
-    for first, end in ranges:
-        pieces += [leaf[before:first], part[taken : taken + end - first]]
-        taken, before = taken + end - first, end
-    return jnp.concatenate([piece for piece in (*pieces, leaf[before:]) if len(piece)])

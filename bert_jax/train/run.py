@@ -6,7 +6,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
 from bert_jax.config import ModelConfig, TrainConfig
@@ -17,10 +16,9 @@ from bert_jax.train import distributed, sharding
 from bert_jax.train.clock import TokenLength
 from bert_jax.train.evaluation import Evaluator
 from bert_jax.train.objectives import Objective
-from bert_jax.train.step import Plan
 
 RESULT_FILE = "result.json"  # written to a workdir when its run has finished
-TOKENS_BEFORE = "tokens_before"  # the key in a checkpoint's metadata of what Run.tokens_before counts
+TOKENS_BEFORE = "tokens_before"  # the key of Run.tokens_before in a checkpoint's metadata
 
 
 @runtime_checkable
@@ -39,12 +37,12 @@ class Source(Protocol):
         """Returns the number of rows of a step's global batch."""
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Any:
-        """Returns the global batch of a step, or those rows of it, as a NamedTuple of numpy arrays."""
+        """Returns the global batch of a step, or some of its rows, as a NamedTuple of numpy arrays."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that defines one run."""
+    """A complete description of one run."""
 
     config: TrainConfig
     model: ModelConfig
@@ -54,33 +52,31 @@ class Run:
     tokenizer: Vocabulary
     kind: str  # "pretraining" or "finetuning"
     description: str = "training"
-    # Steps whose batches have, between them, all shapes of the run; empty: those of source.changes.
+    # Steps whose batches together have all shapes of the run; empty: source.changes.
     shapes_at: tuple[int, ...] = ()
-    evaluators: Sequence[Callable[[Plan, Mesh], Evaluator]] = ()
+    evaluators: Sequence[Evaluator] = ()
     measured: tuple[str, ...] = ()  # names of the held-out metrics; empty: unknown until measured
-    held_out: Mapping[str, str] = field(default_factory=dict)  # as source.fingerprints, for held-out data
-    shares: Mapping[str, float] = field(default_factory=dict)  # of the sources of mixtures, by configuration key
-    # Epochs of each source of a mixture that the steps before a step read, from a first one on; None: no mixture.
+    held_out: Mapping[str, str] = field(default_factory=dict)  # fingerprints of held-out data, as source.fingerprints
+    shares: Mapping[str, float] = field(default_factory=dict)  # of mixture sources, by configuration key
+    # (step, first step) -> epochs that the steps between them read, by mixture source; None: no mixture.
     epochs_before: Callable[[int, int], Mapping[str, float]] | None = None
     data: Sequence[Mapping[str, Any]] = ()  # written to config.json: what the shards hold (bert_jax/data/phases.py)
-    # Lines about the data of a run that ends at a step (0: unknown), with its epochs from a first step on, which are
-    # printed when it starts.
+    # (last step or 0, first step) -> lines about the data and its epochs, printed when the run starts.
     describe_data: Callable[[int, int], Sequence[str]] | None = None
     counted_from: int = 0  # the first step that epochs count: where data or batches last changed (train/workdir.py)
-    notes: tuple[str, ...] = ()  # further such lines
+    notes: tuple[str, ...] = ()  # further lines to print then
     initial_params: dict[str, np.ndarray] = field(default_factory=dict)  # by path; others are initialized
-    # By path: what the objective reads in addition to the parameters that train, such as a teacher. It is not saved.
+    # By path: arrays that the objective reads but does not train, such as a teacher's. They are not saved.
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
     branch_from: str = ""  # WORKDIR/checkpoints/STEP of another run, at which this one begins (train/workdir.py)
-    # The tokens that all steps before a step read, which checkpoints record; None: unknown.
-    tokens_before: Callable[[int], float] | None = None
+    tokens_before: Callable[[int], float] | None = None  # tokens that the steps before a step read; None: unknown
     length: TokenLength | None = None  # of a run that ends by tokens_before; None: by steps or minutes
     train_layers: str = "all"
     unfreeze_every: int = 0  # steps between layers, for train_layers=gradual
     early_stop: int = 0  # evaluations without a better checkpoint.best before it ends; 0: never
     task: dict[str, Any] | None = None  # written to config.json: name, kind and labels of a fine-tuning task
     verbose: bool = False  # print the table of parameters when it begins
-    summary_workdir: Location | None = None  # holds the result of all seeds and rates, of which this run is one
+    summary_workdir: Location | None = None  # holds the joint result of all seeds and rates
 
     @property
     def end(self) -> int:
@@ -89,11 +85,11 @@ class Run:
 
     def abstract_params(self) -> dict[str, Any]:
         """Returns the shapes and dtypes of the model's parameters."""
-        shapes: dict[str, Any] = jax.eval_shape(lambda key: self.objective.init(self.model, key), jax.random.key(0))
+        shapes: dict[str, Any] = jax.eval_shape(lambda: self.objective.init(self.model, jax.random.key(0)))
         return shapes
 
     def forget_result(self) -> None:
-        """Removes the result files of a run that had finished and now continues; process 0 does."""
+        """Removes the result files of a run that had finished and now continues, in process 0."""
         folders = (self.workdir, self.summary_workdir) if distributed.is_primary() else ()
         for folder in filter(None, folders):
             (folder / RESULT_FILE).unlink(missing_ok=True)
@@ -120,8 +116,9 @@ def root_key(seed: int) -> PRNGKeyArray:
 def runtime_of(config: TrainConfig, platform: str = "", capability: str = "") -> Runtime:
     """Returns how a configuration runs its model; compute_dtype=auto is float32 on a CPU and bfloat16 elsewhere.
 
-    platform     the platform to compile for, where that is not this machine's
-    capability   the compute capability of its GPUs
+    Args:
+        platform: the platform to compile for, if it is not this machine's.
+        capability: the compute capability of its GPUs.
     """
     dtype = config.compute_dtype
     if dtype == "auto":

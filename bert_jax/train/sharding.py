@@ -1,6 +1,6 @@
 """The mesh, the sharding of parameters, batches and activations over it, and the compiler options that go with it.
 
-Only this file and train/gradient_sums.py name the axes of the mesh:
+Only this file and train/gradient_sums.py name the mesh axes:
 
 data     rows of a batch; parameters are replicated. With mesh.shard_optimizer, optimizer state, update and moving
          average are sharded (ZeRO stage 1, Rajbhandari et al. 2020)
@@ -8,8 +8,8 @@ fsdp     rows of a batch too; parameters, gradients and optimizer state are shar
          computed (fully sharded data parallelism: ZeRO stage 3, Rajbhandari et al. 2020)
 tensor   attention heads, the feed-forward's inner width and the vocabulary (Shoeybi et al. 2019, section 3)
 
-Read in this order: PARAMETER_RULES, make_mesh and its checks, the placing of parameters and batches, OnMesh and what
-else constrains a traced program, and the options of the compiler.
+Read in this order: PARAMETER_RULES, make_mesh and its checks, the placement of parameters and batches, OnMesh and the
+other constraints on a traced program, and the compiler options.
 """
 
 import math
@@ -40,7 +40,7 @@ FLAG = "--config.mesh"  # the flag that sets MeshConfig in commands that take a 
 Axes = tuple[str | tuple[str, ...] | EllipsisType | None, ...]
 
 # Layers are stacked, [L, ...], and L is never sharded. An array with another number of axes than its rule is
-# replicated. The first match counts; an extension inserts its own before them.
+# replicated. The first match counts; an extension inserts its own rules before these.
 PARAMETER_RULES: list[tuple[str, Axes]] = [
     (r"(^|/)layers/attention/qkv/kernel$", (None, FSDP, None, TENSOR, None)),  # [L, D, 3, N, H]
     (r"(^|/)layers/attention/qkv/bias$", (None, None, TENSOR, None)),
@@ -48,34 +48,37 @@ PARAMETER_RULES: list[tuple[str, Axes]] = [
     (r"(^|/)layers/feed_forward/input/kernel$", (None, FSDP, ..., TENSOR)),  # [L, D, F], gated [L, D, 2, F]
     (r"(^|/)layers/feed_forward/input/bias$", (None, ..., TENSOR)),
     (r"(^|/)layers/feed_forward/output/kernel$", (None, TENSOR, FSDP)),  # [L, F, D]
-    (r"(^|/)(token|output)/table$", (TENSOR, FSDP)),  # [V, D]: the embeddings, and an output that is not tied to them
+    (r"(^|/)(token|output)/table$", (TENSOR, FSDP)),  # [V, D]: embeddings and untied output
     (r"(^|/)position/table$", (None, FSDP)),
     (r"(^|/)relative_bias/table$", (None, TENSOR)),  # [32, N]
     (r"(^|/)(mlm_head|span_boundary_head)/bias$", (TENSOR,)),  # [V]
-    (r"(^|/)(dense|transform|first|second|start|end|hidden)/kernel$", (FSDP, None)),  # of heads
+    (r"(^|/)(dense|transform|first|second|start|end|hidden)/kernel$", (FSDP, None)),  # heads
     (r".*", ()),
 ]
-
 
 REDUCE_DTYPES = ("auto", "float32", "bfloat16")  # mesh.reduce_dtype
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None, flag: str = FLAG) -> Mesh:
-    """The mesh of the devices (None: all of this process; those of jax.experimental.topologies will do).
+    """Makes the mesh of the devices (None: all of this process; jax.experimental.topologies works too).
 
-    The network between TPU slices, or between GPU machines, is slower than within one: `data` is the outermost axis
-    and spans them. Raises UserError, which names `flag`, where the sizes do not fill the devices, where the number
-    of slices does not divide mesh.data, or for an unknown mesh.reduce_dtype.
+    Raises UserError, which names `flag`, if the sizes do not fill the devices, if the number of slices does not divide
+    mesh.data, or for an unknown mesh.reduce_dtype.
     """
     devices = jax.devices() if devices is None else devices
     sizes = axis_sizes(config, len(devices), flag)
-    check_reduce_dtype(config.reduce_dtype)
+    if config.reduce_dtype not in REDUCE_DTYPES:
+        choices = ", ".join(REDUCE_DTYPES)
+        raise UserError(f"unknown mesh.reduce_dtype {config.reduce_dtype!r}; choose from {choices}")
     return Mesh(device_array(sizes, devices, flag), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def device_array(sizes: tuple[int, ...], devices: Sequence[Any], flag: str = FLAG) -> np.ndarray:
-    """The devices as an array of those sizes. Neighbors on a later axis are closer to each other, and the first axis
-    spans the slices. Raises UserError where that is impossible."""
+    """Arranges devices in an array of these sizes, with the closest neighbors on the last axis.
+
+    The network between TPU slices, or between GPU machines, is slower than within one, so only the first axis spans
+    them. Raises UserError if that is impossible.
+    """
     slices = len({getattr(device, "slice_index", None) for device in devices})
     check_slices(sizes[0], slices, len(devices), flag)
     if slices > 1:
@@ -84,14 +87,8 @@ def device_array(sizes: tuple[int, ...], devices: Sequence[Any], flag: str = FLA
     return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
 
 
-def check_reduce_dtype(dtype: str) -> None:
-    """Raises UserError for an unknown mesh.reduce_dtype."""
-    if dtype not in REDUCE_DTYPES:
-        raise UserError(f"unknown mesh.reduce_dtype {dtype!r}; choose from {', '.join(REDUCE_DTYPES)}")
-
-
 def check_slices(data: int, slices: int, devices: int, flag: str = FLAG) -> None:
-    """Raises UserError, which names `flag`, where the slices that hold the devices do not divide mesh.data."""
+    """Raises UserError, which names `flag`, if the number of slices does not divide mesh.data."""
     if data % slices:
         raise UserError(
             f"mesh.data={data} does not divide over {slices} slices (groups of devices with a slower network "
@@ -101,34 +98,29 @@ def check_slices(data: int, slices: int, devices: int, flag: str = FLAG) -> None
 
 
 def axis_sizes(config: MeshConfig, devices: int, flag: str = FLAG) -> tuple[int, ...]:
-    """The number of devices on each axis. Raises UserError where their product is not the number of devices."""
+    """Returns the sizes of the axes. Raises UserError if their product is not the number of devices."""
     sizes = [config.data, config.fsdp, config.tensor]
     for name, size in zip(AXES, sizes, strict=True):
         if size < 1 and size != -1:
             raise UserError(f"mesh.{name} is {size}; use 1 or more, or -1 for the devices that the other axes leave")
     if sizes.count(-1) > 1:
         raise UserError(f"several axes of mesh are -1, but only one can take the remaining devices: {flag}.data=-1")
-    given = math.prod(size for size in sizes if size != -1)
-    given_sizes = " x ".join(f"mesh.{name}={size}" for name, size in zip(AXES, sizes, strict=True))
-    if devices % given or (-1 not in sizes and given != devices):
+    used = math.prod(size for size in sizes if size != -1)
+    if devices % used or (-1 not in sizes and used != devices):
+        product = " x ".join(f"mesh.{name}={size}" for name, size in zip(AXES, sizes, strict=True))
         inner = math.prod(size for size in sizes[1:] if size != -1)
-        advice = f"{flag}.data=-1"
-        if devices % inner:
-            advice = f"{flag}.data=-1, and fsdp and tensor whose product divides {devices}"
-        raise UserError(f"{given_sizes} does not use exactly the {devices} devices of this run; use {advice}")
-    return tuple(devices // given if size == -1 else size for size in sizes)
+        advice = f", and fsdp and tensor whose product divides {devices}" if devices % inner else ""
+        raise UserError(f"{product} does not use exactly the {devices} devices of this run; use {flag}.data=-1{advice}")
+    return tuple(devices // used if size == -1 else size for size in sizes)
 
 
 def row_shards(mesh: Mesh) -> int:
-    """The number of shards of the rows of a batch."""
+    """Returns the number of shards into which the rows of a batch are divided."""
     return math.prod(mesh.shape[axis] for axis in ROWS)
 
 
 def check_batch(batch_size: int, microbatches: int, mesh: Mesh, key: str = "batch_size") -> None:
-    """Raises UserError unless every device gets the same number of rows of every microbatch.
-
-    key is the configuration key that sets the batch size.
-    """
+    """Raises UserError unless all devices get equally many rows of all microbatches; `key` sets the batch size."""
     if microbatches < 1:
         raise UserError(f"microbatches is {microbatches}; use 1 or more")
     wanted = row_shards(mesh) * microbatches
@@ -143,9 +135,9 @@ def check_batch(batch_size: int, microbatches: int, mesh: Mesh, key: str = "batc
 
 
 def check_model(model: ModelConfig, mesh: Mesh, flag: str = FLAG, *, shard_optimizer: bool = False) -> None:
-    """Raises UserError, which names `flag`, where an axis of the mesh does not divide what it shards of the layers.
+    """Raises UserError, which names `flag`, if a mesh axis does not divide the dimensions that it shards.
 
-    With shard_optimizer, data and fsdp together have to divide what fsdp shards.
+    With shard_optimizer, data and fsdp together must divide the dimensions that fsdp shards.
     """
     divided_sizes = (
         ("attention heads", model.heads, TENSOR),
@@ -170,85 +162,85 @@ def check_model(model: ModelConfig, mesh: Mesh, flag: str = FLAG, *, shard_optim
 
 
 def whole_rows(batch_size: int, mesh: Mesh) -> int:
-    """The smallest evaluation batch of at least batch_size rows with the same number on every device.
-
-    Raises UserError for a batch_size below 1.
-    """
+    """Rounds an evaluation batch up to equally many rows on all devices. Raises UserError for a size below 1."""
     if batch_size < 1:
         raise UserError(f"the evaluation batch size is {batch_size}; use 1 or more")
     return -(-batch_size // row_shards(mesh)) * row_shards(mesh)
 
 
 def shardings(mesh: Mesh, tree: Any, *, shard_optimizer: bool = False) -> Any:
-    """A NamedSharding for each leaf of a tree of (abstract) parameters or of a training state, by the rules above.
+    """Returns a NamedSharding for each leaf of a tree of (abstract) parameters or of a training state.
 
-    The path of an optimizer's moment ends as that of its parameter does, so both have the same sharding; with
-    shard_optimizer, the moment and the moving average are sharded over data as well. An axis that does not divide a
-    small parameter does not shard it; check_model has refused the others.
+    An optimizer moment's path ends like its parameter's, so both have the same sharding; with shard_optimizer, the
+    moment and the moving average are sharded over data as well. A small parameter that an axis does not divide is not
+    sharded by it; check_model refuses the others.
     """
 
     def place(path: Any, leaf: Any) -> NamedSharding:
         of_update = _name(path).split(layers.SEPARATOR)[0] in ("optimizer_state", "average")
-        found = update_spec if shard_optimizer and of_update else parameter_spec
-        return NamedSharding(mesh, found(path, leaf, mesh))
+        leaf_spec = update_spec if shard_optimizer and of_update else parameter_spec
+        return NamedSharding(mesh, leaf_spec(path, leaf, mesh))
 
     return jax.tree_util.tree_map_with_path(place, tree)
 
 
 def undivided(mesh: Mesh, tree: Any) -> list[str]:
-    """The paths of the parameters that a rule would shard but the mesh does not divide: they are replicated."""
-    found = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        axes = rules.first_match(PARAMETER_RULES, _name(path))
-        if parameter_spec(path, leaf, mesh) != spec(axes, (0,) * leaf.ndim, mesh):  # every size divides 0
-            found.append(_name(path))
-    return found
+    """Returns the paths of parameters that a rule would shard but the mesh does not divide: they are replicated."""
+    return [
+        _name(path)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        # Every size divides 0.
+        if parameter_spec(path, leaf, mesh) != spec(_rule(path), (0,) * leaf.ndim, mesh)
+    ]
 
 
 def parameter_spec(path: Any, leaf: Any, mesh: Any) -> PartitionSpec:
-    """How the rule for the path of a leaf, as jax.tree_util gives it, shards that leaf."""
-    return spec(rules.first_match(PARAMETER_RULES, _name(path)), leaf.shape, mesh)
+    """Returns the spec of a parameter; `path` is a path of jax.tree_util."""
+    return spec(_rule(path), leaf.shape, mesh)
 
 
 def update_spec(path: Any, leaf: Any, mesh: Any) -> PartitionSpec:
-    """How mesh.shard_optimizer shards the update of a parameter: what fsdp shards is sharded over data as well.
+    """Returns the spec of a parameter's update with mesh.shard_optimizer: sharded over fsdp and data.
 
     Each shard over fsdp is split over data, so a reduce-scatter over one follows one over the other.
     """
-    axes = rules.first_match(PARAMETER_RULES, _name(path))
-    found = spec(tuple((FSDP, DATA) if axis == FSDP else axis for axis in axes), leaf.shape, mesh)
-    over_data = any(names is not None and DATA in names for names in found)
-    return found if over_data else parameter_spec(path, leaf, mesh)
+    split = spec(tuple((FSDP, DATA) if axis == FSDP else axis for axis in _rule(path)), leaf.shape, mesh)
+    over_data = any(names is not None and DATA in names for names in split)
+    return split if over_data else parameter_spec(path, leaf, mesh)
 
 
 def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=layers.SEPARATOR)
 
 
+def _rule(path: Any) -> Axes:
+    return rules.first_match(PARAMETER_RULES, _name(path))
+
+
 def spec(axes: Axes, shape: Sequence[int], mesh: Any) -> PartitionSpec:
-    """The rule for an array of that shape, without the axes of one device and those that do not divide it."""
+    """Applies a rule to an array shape, without mesh axes that have one device or do not divide the shape."""
     if ... in axes:
         middle = axes.index(...)
         axes = (*axes[:middle], *[None] * (len(shape) - len(axes) + 1), *axes[middle + 1 :])
     if len(axes) != len(shape):
         return PartitionSpec()
-    found = []
+    parts = []
     for axis, size in zip(axes, shape, strict=True):
         names = axis if isinstance(axis, tuple) else (axis,)
         used = tuple(name for name in names if isinstance(name, str) and mesh.shape[name] > 1)
         divides = size % math.prod(mesh.shape[name] for name in used) == 0
-        found.append(used if used and divides else None)
-    return PartitionSpec(*found)
+        parts.append(used if used and divides else None)
+    return PartitionSpec(*parts)
 
 
 def restricted(whole: PartitionSpec, axes: Collection[str]) -> PartitionSpec:
-    """A spec without the axes of the mesh that are not among `axes`."""
+    """Removes all mesh axes but `axes` from a spec."""
     several = ((names,) if isinstance(names, str) else names or () for names in whole)
     return PartitionSpec(*(tuple(name for name in names if name in axes) or None for names in several))
 
 
 def with_shardings(mesh: Mesh, tree: Any, *, shard_optimizer: bool = False) -> Any:
-    """The same tree as jax.ShapeDtypeStruct, each leaf with its sharding (shardings)."""
+    """Returns the tree as jax.ShapeDtypeStruct with `shardings`."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         tree,
@@ -257,41 +249,40 @@ def with_shardings(mesh: Mesh, tree: Any, *, shard_optimizer: bool = False) -> A
 
 
 def put(tree: Any, mesh: Mesh) -> Any:
-    """A tree of numpy arrays, the same in every process, as arrays sharded by the rules for their paths."""
+    """Places numpy arrays that all processes have on the mesh, sharded by the rules for their paths."""
     return jax.tree.map(put_as, tree, shardings(mesh, tree))
 
 
 def put_like(tree: Any, other: Any) -> Any:
-    """Arrays with the shardings of another tree of arrays; the tree itself where it has them."""
-    found, wanted = (jax.tree.map(lambda leaf: leaf.sharding, each) for each in (tree, other))
-    return tree if found == wanted else jax.jit(_unchanged, out_shardings=wanted)(tree)
+    """Gives arrays the shardings of another tree of arrays."""
+    current, wanted = (jax.tree.map(lambda leaf: leaf.sharding, each) for each in (tree, other))
+    return tree if current == wanted else jax.jit(_unchanged, out_shardings=wanted)(tree)
 
 
 def _unchanged(arrays: Any) -> Any:
-    """The arrays themselves. As one function, it is compiled once for equal shardings, not at each call."""
-    return arrays
+    return arrays  # one function, so that equal shardings compile once, not at each call
 
 
 def put_as(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """A value that every process has, as an array of that sharding; each device gets only its shard."""
+    """Places a value that all processes have; each device gets only its shard."""
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The sharding of a value that every device holds whole."""
+    """Returns the sharding of a value that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def rows_sharding(mesh: Mesh) -> NamedSharding:
-    """The sharding of a batch: its first axis over the axes of rows."""
+    """Returns the sharding of a batch: its rows over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
 def local_rows(batch_size: int, mesh: Mesh) -> slice | np.ndarray:
-    """The rows of a global batch that this process's devices own, ascending: the rows that it has to load.
+    """Returns the rows of a global batch that this process's devices own and it must load, in ascending order.
 
-    An array of row numbers where they are not contiguous: on a TPU pod a process's chips form a square of the torus,
-    and the mesh runs along the torus.
+    An array of row numbers if they are not contiguous: on a TPU pod, a process's chips form a square of the torus, and
+    the mesh runs along the torus.
     """
     indices = rows_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
     owned = np.unique(np.concatenate([np.arange(batch_size)[index] for index in indices if index is not None]))
@@ -300,7 +291,7 @@ def local_rows(batch_size: int, mesh: Mesh) -> slice | np.ndarray:
 
 
 def place(batch: Any, batch_size: int, mesh: Mesh) -> Any:
-    """Global arrays from this process's rows (local_rows) of a batch of numpy arrays."""
+    """Makes global arrays from this process's rows (local_rows) of a batch of numpy arrays."""
     sharding = rows_sharding(mesh)
 
     def put(local: np.ndarray) -> jax.Array:
@@ -322,12 +313,12 @@ ACTIVATION_RULES: dict[str, Axes] = {
 
 @dataclass(frozen=True)
 class OnMesh(Placement):
-    """Shards activations by the rules above, on the mesh that is set (jax.set_mesh) while a model is traced."""
+    """Shards activations by ACTIVATION_RULES on the mesh that is set (jax.set_mesh) while a model is traced."""
 
     def constrain(self, name: str, array: jax.Array) -> jax.Array:
-        mesh = jax.sharding.get_abstract_mesh()
-        if not _shards_parameters(mesh):  # the sharding of rows propagates from the batch by itself
+        if _devices(FSDP, TENSOR) == 1:  # the sharding of rows propagates from the batch by itself
             return array
+        mesh = jax.sharding.get_abstract_mesh()
         return jax.lax.with_sharding_constraint(array, spec(ACTIVATION_RULES[name], array.shape, mesh))
 
     def gather(self, params: Any, prefix: str = "", dtype: DTypeLike | None = None) -> Any:
@@ -335,6 +326,8 @@ class OnMesh(Placement):
         if not self.gathers:
             return params
 
+        # With a prefix the parameters belong to one layer of a stack, without its axis; without one, the layers of a
+        # stack are left to that later call.
         def whole(path: str, leaf: jax.Array) -> jax.Array:
             full = f"{prefix}/{path}" if prefix else path
             axes = rules.first_match(PARAMETER_RULES, full)
@@ -348,8 +341,7 @@ class OnMesh(Placement):
 
     @property
     def gathers(self) -> bool:
-        mesh = jax.sharding.get_abstract_mesh()
-        return not mesh.empty and mesh.shape[FSDP] > 1
+        return _devices(FSDP) > 1
 
     def shard_kernel(self, kernel: Callable[..., jax.Array], names: Sequence[str]) -> Callable[..., jax.Array]:
         mesh = jax.sharding.get_abstract_mesh()
@@ -369,59 +361,63 @@ class OnMesh(Placement):
 
     @property
     def shards_layers(self) -> bool:
-        mesh = jax.sharding.get_abstract_mesh()
-        return not mesh.empty and mesh.shape[TENSOR] > 1
+        return _devices(TENSOR) > 1
+
+
+def _devices(*axes: str) -> int:
+    """Returns the number of devices on these axes of the mesh that is set; 1 without a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in axes)
 
 
 def constrain_update(tree: Any) -> Any:
-    """A traced tree with the shapes and paths of parameters, sharded as mesh.shard_optimizer shards their update."""
+    """Shards a traced parameter-shaped tree as mesh.shard_optimizer shards updates."""
     return _constrained(tree, update_spec)
 
 
 def gather_update(params: Any) -> Any:
-    """Traced parameters with the sharding of constrain_update, gathered to that of parameters."""
+    """Gathers traced parameters from the sharding of constrain_update."""
     return _constrained(params, parameter_spec)
 
 
 def divided(function: Callable[[jax.Array], jax.Array], stack: jax.Array) -> jax.Array:
-    """function(stack) for a function of each item of a traced stack [K, ...] alone, the items divided over all devices.
+    """Computes function(stack), which acts on each item of [K, ...] alone, with the items divided over all devices.
 
-    Where K does not divide, zeros fill it up. Every device has the whole stack before and the whole result after it,
-    each gathered at once. On one device, and without a mesh, this is function(stack).
+    All devices have the whole stack before and the whole result after it, each gathered at once. Without a mesh, or on
+    one device, this is function(stack).
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return function(stack)
-    missing = -len(stack) % mesh.size
+    missing = -len(stack) % mesh.size  # zeros fill up a K that the devices do not divide
+    constrain = jax.lax.with_sharding_constraint
     whole, over_all = PartitionSpec(), PartitionSpec(mesh.axis_names)
-    # Without `whole`, the compiler would also divide what the stack is made from, such as the optimizer's state.
-    filled = jnp.pad(jax.lax.with_sharding_constraint(stack, whole), [(0, missing)] + [(0, 0)] * (stack.ndim - 1))
-    found = jax.lax.with_sharding_constraint(function(jax.lax.with_sharding_constraint(filled, over_all)), over_all)
-    return jax.lax.with_sharding_constraint(found, whole)[: len(stack)]
+    # Without `whole`, the compiler would also divide the stack's origin, such as the optimizer's state.
+    filled = jnp.pad(constrain(stack, whole), [(0, missing)] + [(0, 0)] * (stack.ndim - 1))
+    result = constrain(function(constrain(filled, over_all)), over_all)
+    return constrain(result, whole)[: len(stack)]
 
 
 def constrain_params(tree: Any) -> Any:
-    """A traced tree with the shapes and paths of parameters, such as gradients, with the parameters' sharding on the
-    mesh that is set. Under shard_map, the compiler shards only over the axes that are left to it, if any."""
+    """Shards a traced parameter-shaped tree, such as gradients, like the parameters on the mesh that is set.
+
+    Under shard_map, the compiler shards only over the axes that are left to it, if any.
+    """
     mesh = jax.sharding.get_abstract_mesh()
-    if not _shards_parameters(mesh) or mesh.are_all_axes_manual:
+    if _devices(FSDP, TENSOR) == 1 or mesh.are_all_axes_manual:
         return tree
     return _constrained(tree, lambda *of_leaf: restricted(parameter_spec(*of_leaf), mesh.auto_axes))
 
 
-def _constrained(tree: Any, spec_of: Callable[..., PartitionSpec]) -> Any:
+def _constrained(tree: Any, leaf_spec: Callable[..., PartitionSpec]) -> Any:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return tree
 
     def constrain(path: Any, leaf: jax.Array) -> jax.Array:
-        return jax.lax.with_sharding_constraint(leaf, spec_of(path, leaf, mesh))
+        return jax.lax.with_sharding_constraint(leaf, leaf_spec(path, leaf, mesh))
 
     return jax.tree_util.tree_map_with_path(constrain, tree)
-
-
-def _shards_parameters(mesh: Any) -> bool:
-    return not mesh.empty and mesh.shape[FSDP] * mesh.shape[TENSOR] > 1
 
 
 # By default the compiler combines the gradient all-reduces into a few large ones for which everything waits. With these
@@ -436,13 +432,13 @@ _OVERLAPPED_ALL_REDUCE = {
     "xla_tpu_overlap_compute_collective_tc": "true",
 }
 
-# The device kinds (jax's device_kind) that plans have shown to gain (docs/decisions/planning_and_accelerators.md).
+# Device kinds (jax's device_kind) that gain, as plans have shown (docs/decisions/planning_and_accelerators.md).
 # On v4, libtpu 0.0.42.1 fails on BERT-Base with T=512: a matmul that overlaps an all-reduce needs 16.4 of the 16 MiB of
 # vector memory. NVIDIA GPUs run with XLA's defaults (docs/plan.md).
 _ON_SEVERAL = {"TPU v5 lite": _OVERLAPPED_ALL_REDUCE}
 
-# libtpu 0.0.51 fails to build the step when gathers and scatters run on the SparseCore ("async-update instruction
-# should have 1 operands"), and on TPU7x when all-reduces do.
+# libtpu 0.0.51 fails to build the step if gathers and scatters run on the SparseCore ("async-update instruction
+# should have 1 operands"), and on TPU7x if all-reduces do.
 _GATHERS = (
     "xla_tpu_enable_offloading_gather_to_sparsecore",
     "xla_tpu_enable_offloading_scatter_to_sparsecore",
@@ -452,24 +448,18 @@ _REDUCTIONS = (
     "xla_tpu_enable_sparse_core_collective_offload_all_reduce",
     "xla_tpu_enable_sparse_core_collective_aggregator",
 )
-# The options that are off in every program. Two kinds have two names in jax (jax/_src/pallas/mosaic/tpu_info.py).
-DISABLED = {
-    "TPU v5": _GATHERS,
-    "TPU v5p": _GATHERS,
-    "TPU v6 lite": _GATHERS,
-    "TPU v6e": _GATHERS,
-    "TPU7x": _GATHERS + _REDUCTIONS,
-}
+# Options that are off in every program. Two kinds have two names in jax (jax/_src/pallas/mosaic/tpu_info.py).
+DISABLED = dict.fromkeys(("TPU v5", "TPU v5p", "TPU v6 lite", "TPU v6e"), _GATHERS) | {"TPU7x": _GATHERS + _REDUCTIONS}
 
 
 def options(mesh: Mesh, *, overlap: bool = False) -> dict[str, str] | None:
-    """Returns the XLA options of a program on the mesh; None (the defaults) where no option differs.
+    """Returns the XLA options of a program on the mesh; None if all are defaults.
 
-    overlap   adds those with which the all-reduces of a train step overlap with computation
-    What libtpu cannot build is off in every program.
+    `overlap` adds the options by which a train step's all-reduces overlap with computation. Options that libtpu cannot
+    build are off in every program.
     """
     kind = mesh.devices.flat[0].device_kind
-    found = dict.fromkeys(DISABLED.get(kind, ()), "false")
+    changed = dict.fromkeys(DISABLED.get(kind, ()), "false")
     if overlap and mesh.size > 1:
-        found |= _ON_SEVERAL.get(kind, {})
-    return found or None
+        changed |= _ON_SEVERAL.get(kind, {})
+    return changed or None

@@ -1,8 +1,8 @@
 """The training step and the evaluation step: pure functions of a state and a batch.
 
-Read in this order: TrainState, what a step carries to the next one; Plan, what is fixed for the whole run; train_step,
-which is gradients (accumulate), then an update (descend), then the choice whether to take it. How gradients
-are summed over devices is in train/gradient_sums.py, optimizers are in train/optim, objectives in train/objectives.
+Read in this order: TrainState, which a step passes to the next one; Plan, which is fixed for the whole run; train_step:
+gradients (accumulate), then an update (descend), then the choice whether to take it. train/gradient_sums.py sums
+gradients over devices.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class TrainState(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The constants of a step, fixed for a run (prepare.make_plan). An evaluation step reads the first three."""
+    """The constants of a step, fixed for a run (prepare.make_plan). An evaluation step needs the first three."""
 
     model: ModelConfig
     runtime: Runtime
@@ -49,32 +49,32 @@ class Plan:
         default_factory=optax.identity
     )
     microbatches: int = 1
-    factors: dict[str, Any] | None = None  # of the learning rate, by parameter (optim.rate_factors); None: 1 for all
-    trained: Trained | None = None  # the part that is differentiated and that the optimizer updates; None: all
-    mesh_config: MeshConfig = field(default_factory=MeshConfig)  # how gradients are summed, what data shards
-    unfreezing: Unfreezing | None = None  # what begins to train later; None: nothing
+    factors: dict[str, Any] | None = None  # learning-rate factors (optim.rate_factors); None: 1 for all
+    trained: Trained | None = None  # the part that is differentiated and updated; None: all
+    mesh_config: MeshConfig = field(default_factory=MeshConfig)  # its reduce_dtype and shard_optimizer count
+    unfreezing: Unfreezing | None = None  # parameters that begin to train later; None: none
 
     def part(self, params: dict[str, Any]) -> dict[str, Any]:
         """Selects the trainable leaves of a parameter-shaped tree."""
         return params if self.trained is None else self.trained.take(params)
 
     def with_part(self, params: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-        """Returns a tree of parameters with the part that trains replaced."""
+        """Replaces the trainable leaves of a tree of parameters."""
         return part if self.trained is None else self.trained.put(params, part)
 
 
 def initial_state(plan: Plan, params: dict[str, Any]) -> TrainState:
-    """The state before the first step."""
+    """Returns the state before the first step."""
     average = optim.first_average(plan.optimizer_config.ema_decay, params)
     zero = jnp.zeros((), jnp.int32)
     return TrainState(zero, params, plan.optimizer.init(plan.part(params)), average, skipped=zero)
 
 
 def jitted(plan: Plan, mesh: Mesh, state: TrainState) -> Any:
-    """train_step under jax.jit, as a function of (state, batch, fraction, key, constants).
+    """Jits train_step as a function of (state, batch, fraction, key, constants).
 
-    The state is donated, and the next one has the same shardings, which are all that is read of the state here (it may
-    be abstract). Metrics are replicated.
+    The state is donated, and the next one gets its shardings; only those are read here, so it may be abstract. Metrics
+    are replicated.
     """
     shardings = (jax.tree.map(lambda leaf: leaf.sharding, state), sharding.replicated(mesh))
     options = sharding.options(mesh, overlap=True)
@@ -90,21 +90,21 @@ def train_step(
     key: PRNGKeyArray,
     constants: dict[str, Any] | None = None,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """One update on a global batch.
+    """Makes one update on a global batch.
 
     Args:
         plan: the constants of the run.
         state: the state before the step.
         batch: the global batch.
         fraction: the part of the run that is done before this step.
-        key: the key of the run. Dropout is a function of (key, step, microbatch), so the same arguments give the same
+        key: the run's key. Dropout is a function of (key, step, microbatch), so the same arguments give the same
             result bit for bit.
         constants: trees that the objective binds next to the parameters, under names of their own; they need
-            plan.trained, which does not have them.
+            plan.trained, which does not contain them.
 
     Returns:
-        The next state and the metrics of the step. If the loss or the gradient is not finite, the step counts (`finite`
-        is 0 among the metrics and `skipped` grows by one), but parameters, optimizer state and average stay the same.
+        The next state and the step's metrics. If the loss or the gradient is not finite, the step counts (`finite` is 0
+        among the metrics and `skipped` grows by one), but parameters, optimizer state and average stay the same.
     """
     dropout_key = jax.random.fold_in(key, state.step)
     # Denominators come from the whole global batch, before any microbatch or random change (law 3).
@@ -135,7 +135,7 @@ def accumulate(
     dropout_key: Array,
     constants: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], Terms]:
-    """Gradient of the global loss by the part that trains, and the sums, over the microbatches of a batch.
+    """Computes the global loss's gradient by the trainable part, and the terms, over a batch's microbatches.
 
     The gradients of several microbatches are added up before they are summed over the devices (train/gradient_sums.py).
     """
@@ -150,10 +150,10 @@ def accumulate(
 def _gradient(
     plan: Plan, runtime: Runtime, params: dict[str, Any], batch: Any, counts: Counts, key: Array
 ) -> tuple[dict[str, Any], Terms]:
-    """The float32 gradient of one microbatch, and its sums. `runtime` is that of the devices which compute it."""
+    """Computes the float32 gradient of one microbatch, and its terms, on the devices of `runtime`."""
 
     def loss(trained: dict[str, Any]) -> tuple[Float[Array, ""], Terms]:
-        # Joined, not put in place: the program then reads one frozen layer without a copy of the others.
+        # Joined, not put in place: the program then reads a frozen layer without copying the others.
         whole = trained if plan.trained is None else plan.trained.join(params, trained)
         terms = plan.objective.apply(plan.objective.bind(plan.model, whole, runtime), batch, key)
         return total_loss(terms, counts, plan.objective.term_weights), terms
@@ -166,7 +166,7 @@ def _gradient(
 def _gradient_over_microbatches(
     plan: Plan, runtime: Runtime, params: dict[str, Any], batch: Any, counts: Counts, key: Array
 ) -> tuple[dict[str, Any], Terms]:
-    """`_gradient` summed over the microbatches of a batch, each with a dropout key of its own."""
+    """Sums `_gradient` over a batch's microbatches, each with a dropout key of its own."""
 
     def add(total: Any, numbered: tuple[Array, Any]) -> tuple[Any, None]:
         number, part = numbered
@@ -183,7 +183,7 @@ def _gradient_over_microbatches(
 
 
 def descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Float[Array, ""]) -> TrainState:
-    """The state after one update. gradients are those of the part that trains."""
+    """Returns the state after one update by the trainable part's gradients."""
     part = plan.part(state.params)
     if plan.unfreezing is None:
         direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, part)
@@ -206,6 +206,6 @@ def descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Floa
 
 
 def evaluation_step(plan: Plan, params: dict[str, Any], batch: Any) -> tuple[Terms, Counts]:
-    """Terms and counts of one batch without dropout; the caller adds them up over batches and divides once."""
+    """Returns a batch's terms and counts without dropout; the caller adds them up over batches and divides once."""
     model = plan.objective.bind(plan.model, params, plan.runtime)
     return plan.objective.apply(model, batch, None), plan.objective.counts(batch)

@@ -1,18 +1,18 @@
-"""Reads and writes a workdir: config.json, the parameters in checkpoints, and the provenance of the run.
+"""Reads and writes a workdir: config.json, the parameters in checkpoints, and the run's provenance.
 
     config.json             what was trained: WorkdirConfig
     tokenizer/              bert_jax.tokenization.tokenizer
-    checkpoints/STEP/       params, optimizer (absent in what convert and export write), average (where the run
-                            keeps one), meta
+    checkpoints/STEP/       params, optimizer (not in results of convert and export), average (if the run keeps one),
+                            meta
 
 A run also writes metrics.jsonl (in a store metrics/), result.json and tensorboard/ (train/metrics.py), and holder.json
-as long as it trains (storage/hold.py).
+while it trains (storage/hold.py).
 
-Provenance is what a checkpoint records of the run that made it: configuration, data and versions. A run resumes only
-from a checkpoint of equal provenance. Whatever changes its numbers must be equal, or be named by allow_changes. The
-location of a file changes no number: configuration keys that name files are compared by fingerprint.
+A checkpoint records its run's provenance: configuration, data and versions. A run resumes only from a checkpoint of
+equal provenance: everything that changes numbers must be equal, or be named by allow_changes. A file's location changes
+no number, so configuration keys that name files are compared by fingerprint.
 
-The last part starts a run at a checkpoint of another run, with its optimizer state and step (config.branch_from).
+The last part starts a run at another run's checkpoint, with its optimizer state and step (config.branch_from).
 """
 
 import dataclasses
@@ -62,8 +62,8 @@ FINGERPRINT_DIGITS = 16
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 ALL = "all"
 
-# The dtype in which devices sum gradients; empty: one device has all rows. A change that comes from another mesh is
-# reported, and one of mesh.reduce_dtype that has this effect is refused.
+# The dtype in which devices sum gradients; empty: one device has all rows. A change through another mesh is reported;
+# one through mesh.reduce_dtype is refused.
 SUM_DTYPE = "mesh.reduce_dtype.effective"
 
 
@@ -82,13 +82,12 @@ class WorkdirConfig:
 
 def write_config(workdir: str | PurePath, config: WorkdirConfig) -> None:
     """Writes WORKDIR/config.json atomically."""
-    values = {
+    values = {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
+    values |= {
         "model": to_dict(config.model),
         "heads": config.heads.to_json(),
-        "kind": config.kind,
         "training": dict(config.training),
         "task": None if config.task is None else dict(config.task),
-        "dtype": config.dtype,
         "data": [dict(source) for source in config.data],
     }
     target = location(workdir) / CONFIG_FILE
@@ -98,25 +97,19 @@ def write_config(workdir: str | PurePath, config: WorkdirConfig) -> None:
 
 
 def read_config(workdir: str | PurePath) -> WorkdirConfig:
-    """Reads WORKDIR/config.json. Raises UserError when it is missing, damaged or was not written by bert_jax."""
-    where = location(workdir) / CONFIG_FILE
-    with store_errors(where, f"read {where}"):
-        exists = where.exists()
+    """Reads WORKDIR/config.json. Raises UserError if it is missing, damaged or was not written by bert_jax."""
+    path = location(workdir) / CONFIG_FILE
+    with store_errors(path, f"read {path}"):
+        exists = path.exists()
     if not exists:
         raise UserError(f"{workdir} is not a workdir: it contains no {CONFIG_FILE}. Check the path")
-    values = read_json(where)
+    values = read_json(path)
     keys = set(WorkdirConfig.__dataclass_fields__)
     if set(values) != keys:
-        raise UserError(f"{where} is not from a workdir of bert_jax, which has the keys {', '.join(sorted(keys))}")
-    return WorkdirConfig(
-        model=config_lib.load(ModelConfig, values["model"], f"{where}: model"),
-        heads=config_lib.load(Heads, values["heads"], f"{where}: heads"),
-        kind=values["kind"],
-        training=values["training"],
-        task=values["task"],
-        dtype=values["dtype"],
-        data=tuple(values["data"]),
-    )
+        raise UserError(f"{path} is not from a workdir of bert_jax, which has the keys {', '.join(sorted(keys))}")
+    values["model"] = config_lib.load(ModelConfig, values["model"], f"{path}: model")
+    values["heads"] = config_lib.load(Heads, values["heads"], f"{path}: heads")
+    return WorkdirConfig(**values | {"data": tuple(values["data"])})
 
 
 def saved_steps(workdir: str | PurePath) -> list[int]:
@@ -130,7 +123,7 @@ def latest_step(workdir: str | PurePath) -> int | None:
 
 
 def selected_step(workdir: str | PurePath) -> int | None:
-    """Returns the step that represents a workdir: the best of a run with early_stop, else the newest, or None."""
+    """Returns the step that represents a workdir: the best one after early_stop, else the newest, or None."""
     newest = latest_step(workdir)
     note = location(workdir) / CHECKPOINTS / BEST_FILE
     if newest is None or not read_config(workdir).training.get("early_stop") or not note.exists():
@@ -140,10 +133,10 @@ def selected_step(workdir: str | PurePath) -> int | None:
 
 
 def read_params(workdir: str | PurePath, step: int | None = None, item: str = PARAMS) -> dict[str, np.ndarray]:
-    """Returns the parameters of a step (None: the newest) by path, in host memory, verified, without the optimizer.
+    """Reads the parameters of a step (None: the newest), or with item=AVERAGE their moving average, and verifies them.
 
-    item   PARAMS, or AVERAGE for their moving average
-    Raises UserError when there is no such checkpoint or item, and DamagedCheckpoint for damaged files.
+    Returns arrays in host memory by path. Raises UserError if there is no such checkpoint or item, and
+    DamagedCheckpoint for damaged files.
     """
     directory = absolute(location(workdir)) / CHECKPOINTS
     if step is None and (step := latest_step(workdir)) is None:
@@ -166,23 +159,20 @@ def write_params(
     params: Mapping[str, np.ndarray],
     average: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """Writes parameters by path, and their moving average if given, as a checkpoint without an optimizer state.
-
-    Returns once it is on disk.
-    """
+    """Writes parameters by path, and their moving average if given, as a checkpoint without an optimizer state."""
     nested = None if average is None else unflatten(dict(average))
     with Checkpoints(location(workdir) / CHECKPOINTS, keep=0) as checkpoints:
         checkpoints.save(step, unflatten(dict(params)), None, {}, nested)
 
 
 def provenance(run: Run) -> dict[str, Any]:
-    """Returns what a checkpoint records of its run, as JSON values: `configuration` by key, and `versions`."""
+    """Returns a run's provenance as JSON values: `configuration` by key, and `versions`."""
     dtype, mesh = runtime_of(run.config).compute_dtype, run.config.mesh
-    files = (*marked(run.config, "file"), "model")  # of the model below, what the run made of the configuration
+    files = (*marked(run.config, "file"), "model")  # the model follows below, as the run derived it
     fingerprints = {**run.source.fingerprints, **run.held_out}
     configuration = {key.name: key.default for key in config_keys(run.config) if not _within(key.name, files)}
     configuration |= {
-        "compute_dtype": dtype,  # not auto, whose meaning depends on the device
+        "compute_dtype": dtype,  # instead of auto, whose meaning depends on the device
         SUM_DTYPE: sum_dtype(make_mesh(mesh), run.config.microbatches, mesh, dtype),
         "train_layers": run.train_layers,
         "init_from": _fingerprint(run.initial_params),
@@ -195,35 +185,42 @@ def provenance(run: Run) -> dict[str, Any]:
 
 
 def runtime_choices(run: Run) -> dict[str, Any]:
-    """Returns how a run computes its model, by configuration key: equal in all processes, and free on resume."""
+    """Returns the keys that say how to compute the model: equal in all processes, and free on resume."""
     model = {item.name for item in dataclasses.fields(ModelConfig)}
     values = to_dict(run.config.model).items()
     return {f"model.{name}": value for name, value in values if name not in {*model, "preset"}}
 
 
 def check_provenance(
-    run: Run, here: Mapping[str, Any], there: Mapping[str, Any] | None, where: str, may_change: Sequence[str] = ()
+    run: Run, here: Mapping[str, Any], there: Mapping[str, Any] | None, name: str, may_change: Sequence[str] = ()
 ) -> list[str]:
     """Compares a run with the checkpoint from which it resumes; returns the allowed differences, a line each.
 
-    here         the run's `provenance`
-    there        that of the checkpoint; None: it has none
-    where        the checkpoint, as messages name it
-    may_change   keys, or their prefixes, that may differ in addition to those that decide when a run ends
-    Raises UserError for changes that config.allow_changes does not name, with the value of each key there and here,
-    and for a name in allow_changes that is not a key.
+    Args:
+        here: the run's `provenance`.
+        there: the checkpoint's; None: it has none.
+        name: the checkpoint, for messages.
+        may_change: keys or prefixes that may differ in addition to those that decide when a run ends.
+
+    Raises:
+        UserError: a change that config.allow_changes does not name, or a name there that is not a key.
     """
     if there is None:
         raise UserError(
-            f"{where} does not record which run made it (it comes from convert), so training "
+            f"{name} does not record which run made it (it comes from convert), so training "
             "cannot resume from it. Name another --workdir, and this one by --config.init_from"
         )
     now, before = here["configuration"], there["configuration"]
     keys = sorted({*before, *now})
     allowed = run.config.allow_changes
-    _check_allowed(allowed, keys)
-    without_effect = _without_effect(run.config, before, now)
-    free = (*marked(run.config, "free"), *without_effect, *(key for key in run.held_out if key not in before))
+    for key in allowed:
+        if key != ALL and not any(_within(known, (key,)) for known in keys):
+            near = difflib.get_close_matches(key, keys, n=1)
+            advice = f"did you mean {near[0]}?" if near else "copy keys from the message that refused them, or use all"
+            raise UserError(f"config.allow_changes: {key!r} is not a key of a checkpoint; {advice}")
+    # A checkpoint from before any held-out data has no scores that new ones could contradict.
+    new_held_out = (key for key in run.held_out if key not in before)
+    free = (*marked(run.config, "free"), *_without_effect(run.config, before, now), *new_held_out)
     changed = [key for key in keys if before.get(key) != now.get(key) and not _within(key, free)]
     changes = {key: f"{key}: {_shown(before.get(key))} -> {_shown(now.get(key))}" for key in changed}
     # Fine-tuning derives its warmup from the length of the run, so it moves with the end.
@@ -232,7 +229,7 @@ def check_provenance(
     refused = [key for key in changed if not _within(key, open_keys) and ALL not in allowed]
     if refused:
         raise UserError(
-            f"{where} belongs to another run: {'; '.join(changes[key] for key in refused)}. Use its values, name "
+            f"{name} belongs to another run: {'; '.join(changes[key] for key in refused)}. Use its values, name "
             f"another --workdir, or allow the change from here on with --config.allow_changes={','.join(refused)}"
         )
     lines = [f"changed from here on: {line}" for line in changes.values()]
@@ -256,44 +253,30 @@ def check_provenance(
 
 
 def _without_effect(config: TrainConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys that have no effect because another key is set, or is not."""
+    """Returns the keys that have no effect because another key is set, or is not."""
     scheduled = bool(before.get("batch_schedule")) and bool(now.get("batch_schedule"))
-    chosen = bool(now.get("checkpoint.best"))
     generator = "replaced_tokens" in (before.get("objective"), now.get("objective"))
-    fields = (
-        {key.removeprefix("model."): values[key] for key in values if _within(key, ("model",))}
-        for values in (before, now)
-    )
-    unused = [[f"model.{name}" for name in sizes.without_effect(each)] for each in fields]
+    unused: list[set[str]] = []
+    for values in (before, now):
+        fields = {key.removeprefix("model."): values[key] for key in values if _within(key, ("model",))}
+        unused.append({f"model.{name}" for name in sizes.without_effect(fields)})
+    # mesh.reduce_dtype counts only if it changes the dtype of the sums. Then one of both keys tells enough.
+    key, there, here = "mesh.reduce_dtype", before[SUM_DTYPE], now[SUM_DTYPE]
+    if there == here or not there or not here:
+        sums: tuple[str, ...] = (key,)
+    else:
+        sums = (SUM_DTYPE,) if before[key] != now[key] else ()
     return (
         *(("batch_size",) if scheduled else ()),
-        *(() if chosen else marked(config, "measured")),
+        *(() if now.get("checkpoint.best") else marked(config, "measured")),
         *(() if generator else ("generator_size", "replaced_weight")),
-        *(key for key in unused[0] if key in unused[1]),
-        *_sums_without_effect(before, now),
+        *(unused[0] & unused[1]),
+        *sums,
     )
-
-
-def _sums_without_effect(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
-    """mesh.reduce_dtype where gradients are summed as before; where it differs, it stands for the effective dtype."""
-    given = "mesh.reduce_dtype"
-    there, here = before[SUM_DTYPE], now[SUM_DTYPE]
-    if there == here or not there or not here:
-        return (given,)
-    return (SUM_DTYPE,) if before[given] != now[given] else ()
-
-
-def _check_allowed(names: Iterable[str], known: Iterable[str]) -> None:
-    """Raises UserError for a name in config.allow_changes that is no key, and no prefix of one."""
-    for name in names:
-        if name != ALL and not any(_within(key, (name,)) for key in known):
-            near = difflib.get_close_matches(name, list(known), n=1)
-            advice = f"did you mean {near[0]}?" if near else "copy keys from the message that refused them, or use all"
-            raise UserError(f"config.allow_changes: {name!r} is not a key of a checkpoint; {advice}")
 
 
 def versions() -> dict[str, str]:
-    """The versions that a checkpoint records: Python, this package, the libraries a step runs on, and the device."""
+    """Returns the versions that a checkpoint records: Python, this package, a step's libraries, and the device."""
     libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
     packages = {"python": platform.python_version(), "bert_jax": bert_jax.__version__, **libraries}
     return {**packages, "device": jax.devices()[0].device_kind}
@@ -308,7 +291,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _within(key: str, names: Iterable[str]) -> bool:
-    """Whether a key is one of the names or lies within one, as optimizer.beta1 lies within optimizer."""
+    """Whether a key is one of the names or lies within one, as optimizer.beta1 does within optimizer."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
@@ -326,7 +309,7 @@ def _fingerprint(params: Mapping[str, np.ndarray]) -> str:
     return f"fingerprint {digest.hexdigest()[:FINGERPRINT_DIGITS]}" if params else "none"
 
 
-# Starts a run at a checkpoint of another run, with its optimizer state and step (config.branch_from).
+# Starts a run at another run's checkpoint, with its optimizer state and step (config.branch_from).
 #
 # Warmup-stable-decay trains a trunk at a constant rate, and a decay from any of its checkpoints (Hu et al. 2024,
 # section 4). A branch is such a decay in a workdir of its own: step, optimizer state, average, token count and the
@@ -336,14 +319,15 @@ def _fingerprint(params: Mapping[str, np.ndarray]) -> str:
 # A branch with other data or batches, or a run that resumes with them, therefore begins with the count that the
 # checkpoint records, and adds to it.
 
-RECORD = "branch"  # the key of a provenance that names the checkpoint from which a run was branched
-COUNTED = "counted_from"  # the key of a provenance that records the step at which data or batches last changed
-BRANCHED = "branched_from"  # the key in the metadata of a run that begins at a checkpoint of another run
-# The beginnings of the keys of a provenance that say what the rows of a step are read from.
+# Keys of a provenance:
+RECORD = "branch"  # the checkpoint from which a run was branched
+COUNTED = "counted_from"  # the step at which data or batches last changed
+# The key in the first metadata of a branch for the folder of its checkpoint.
+BRANCHED = "branched_from"
 PHASES = "data.phases."
-READ_FROM = ("data.train", "data.mixture", PHASES)
-# Keys that a branch may change without config.allow_changes: what a phase sets. With rotary positions the shape of no
-# parameter depends on the length and the bases, which change for longer rows (Warner et al. 2024, section 3.2).
+READ_FROM = ("data.train", "data.mixture", PHASES)  # prefixes of keys for the data that a step reads
+# Keys that a branch may change without config.allow_changes, as for a new phase. With rotary positions, no parameter's
+# shape depends on the length or the bases, which change for longer rows (Warner et al. 2024, section 3.2).
 MAY_CHANGE = (
     *("data", "batch_size", "batch_schedule", "objective", "eval.max_rows"),
     *("model.rotary_base", "model.rotary_base_local", "model.max_positions"),
@@ -358,27 +342,23 @@ class Branch:
 
     directory: Location  # WORKDIR/checkpoints/STEP
     meta: Mapping[str, Any]
-    sha256: str  # of the metadata, which holds a fingerprint of each tensor
+    sha256: str  # of the metadata, which holds a fingerprint for each tensor
 
     @property
     def step(self) -> int:
         return int(self.directory.name)
 
     def record(self, changes: list[str]) -> dict[str, Any]:
-        """Returns what a checkpoint of the branch records of its origin, as JSON values."""
-        return {"step": self.step, "sha256": self.sha256, "changes": changes, "tokens": self.tokens}
-
-    @property
-    def tokens(self) -> float:
-        """How many tokens the steps before this one have read."""
-        return float(self.meta[TOKENS_BEFORE])
+        """Returns the JSON values by which the branch's checkpoints record its origin."""
+        return {"step": self.step, "sha256": self.sha256, "changes": changes, "tokens": float(self.meta[TOKENS_BEFORE])}
 
     def check_left(self, run: Run) -> None:
-        """Raises UserError where the length of a branch is used up before its first step."""
+        """Raises UserError if a branch's length is used up before its first step."""
         steps, minutes, seconds = run.config.steps, run.config.budget_minutes, self.meta.get("seconds", 0.0)
+        tokens = float(self.meta[TOKENS_BEFORE])
         at, end = f"branch_from is at step {self.step}", ""
-        if run.length is not None and self.tokens >= run.length.tokens:
-            at += f", which has read {self.tokens:,.0f} tokens"
+        if run.length is not None and tokens >= run.length.tokens:
+            at += f", which has read {tokens:,.0f} tokens"
             end, key = f"tokens is {run.length.tokens:,.0f}", "tokens"
         elif 0 < steps <= self.step:
             end, key = f"steps is {steps}", "steps"
@@ -393,9 +373,9 @@ class Branch:
 
 
 def checkpoint_folder(path: str) -> Location:
-    """Returns WORKDIR/checkpoints/STEP as an absolute path, whether it exists or not.
+    """Makes branch_from, WORKDIR/checkpoints/STEP, an absolute path, whether it exists or not.
 
-    Raises UserError where branch_from has another form.
+    Raises UserError for another form.
     """
     directory = absolute(location(path))
     check_access(directory)
@@ -407,9 +387,9 @@ def checkpoint_folder(path: str) -> Location:
 
 
 def open_branch(path: str) -> Branch:
-    """Reads the metadata of WORKDIR/checkpoints/STEP, and changes nothing there: its run may still be training.
+    """Reads the metadata of WORKDIR/checkpoints/STEP, whose run may still be training.
 
-    Raises UserError where the path is not such a folder, and DamagedCheckpoint for damaged metadata.
+    Raises UserError if there is no such step, and DamagedCheckpoint for damaged metadata.
     """
     directory = checkpoint_folder(path)
     if int(directory.name) not in (saved := orbax_io.saved_steps(directory.parent)):
@@ -425,14 +405,17 @@ def open_branch(path: str) -> Branch:
 def counting_on(run: Run, provenance: dict[str, Any], meta: Mapping[str, Any]) -> Run:
     """Returns a run whose tokens and epochs count on from the step at which its data or batches last changed.
 
-    provenance   of the run, in which that step is recorded
-    meta         the metadata of the checkpoint from which the run resumes or is branched; empty: it begins
+    Args:
+        provenance: the run's; that step is recorded in it.
+        meta: the metadata of the checkpoint from which the run resumes or is branched; empty: it begins.
     """
     count = run.tokens_before
     if count is None:
         return run
     there = meta.get("provenance", {})
     counted = there.get(COUNTED)
+    # Steps before the checkpoint were read with its configuration. If this run would have read them otherwise, its own
+    # function counts only from here on.
     if meta:
         step: int = meta["step"]
         if _read_before(step, there["configuration"]) != _read_before(step, provenance["configuration"]):
@@ -443,7 +426,7 @@ def counting_on(run: Run, provenance: dict[str, Any], meta: Mapping[str, Any]) -
     recorded = counted or provenance.get(RECORD)
     if recorded is None:
         return run
-    more = recorded["tokens"] - count(recorded["step"])  # exactly 0 where data and batches are those of that step
+    more = recorded["tokens"] - count(recorded["step"])  # exactly 0 if data and batches are the same as at that step
 
     def before(step: int) -> float:
         return more + count(step)
@@ -453,10 +436,9 @@ def counting_on(run: Run, provenance: dict[str, Any], meta: Mapping[str, Any]) -
 
 
 def check_origin(path: str, recorded: Mapping[str, Any] | None, workdir: Location) -> None:
-    """Raises UserError when a workdir that has checkpoints was not branched from the checkpoint that is named.
+    """Raises UserError if a workdir with checkpoints was not branched from the named checkpoint, as far as it exists.
 
-    recorded   the RECORD of the newest checkpoint; None: it is no branch
-    A checkpoint that is no longer there is not compared.
+    `recorded` is the RECORD of the newest checkpoint; None: it is no branch.
     """
     if recorded is None:
         raise UserError(
@@ -471,9 +453,10 @@ def check_origin(path: str, recorded: Mapping[str, Any] | None, workdir: Locatio
 
 
 def _read_before(step: int, configuration: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[int, int]]]:
-    """The part of a provenance's configuration that decides what the steps before one read: data and batch sizes."""
+    """Returns the configuration that decides which rows earlier steps read: data and batch sizes."""
     data = {key: value for key, value in configuration.items() if key.startswith(READ_FROM) and value}
     data = {key: value for key, value in data.items() if not key.startswith(PHASES) or int(key.split(".")[2]) < step}
+    # Successive entries of equal size count as one, and a schedule of one size as a batch_size.
     schedule = batch_schedule(configuration.get("batch_schedule", {}), configuration["batch_size"])
     sizes = [(first, rows) for first, rows in zip(schedule.steps, schedule.values, strict=True) if first < step]
     return data, [next(group) for _, group in itertools.groupby(sizes, key=lambda size: size[1])]

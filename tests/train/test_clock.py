@@ -166,24 +166,22 @@ def test_elapsed_time_continues_after_a_restart():
     assert Clock(steps=1, budget_minutes=0.0, log_every=1, elapsed=100.0).elapsed >= 100.0
 
 
-def test_a_run_without_an_end_is_refused():
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        (None, "no log in"),
+        ('{"step": 1, "loss": 2.0}\n', "contains no budget_fraction"),
+        ('{"step": 1, "budget_fraction": 0.5}\n{"step": 2, "budg', "ends at step 1 with 50% of its budget"),
+    ],
+    ids=["missing", "no fractions", "unfinished, with a torn last line"],
+)
+def test_a_log_that_gives_no_end_is_refused_and_a_run_without_any_end(tmp_path, log, message):
+    if log is not None:
+        (tmp_path / "metrics.jsonl").write_text(log)
+    with pytest.raises(UserError, match=message):
+        read_fractions(str(tmp_path / "metrics.jsonl"))
     with pytest.raises(UserError, match="budget_minutes"):
         Clock(steps=0, budget_minutes=0.0, log_every=1)
-
-
-def test_a_log_without_fractions_is_refused(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
-    with pytest.raises(UserError, match="budget_fraction"):
-        read_fractions(str(tmp_path / "metrics.jsonl"))
-    with pytest.raises(UserError, match="no log in"):
-        read_fractions(str(tmp_path / "nothing"))
-
-
-def test_a_log_that_would_never_end_the_run_is_refused_and_a_torn_last_line_is_no_line(tmp_path):
-    log = tmp_path / "metrics.jsonl"
-    log.write_text('{"step": 1, "budget_fraction": 0.5}\n{"step": 2, "budg')
-    with pytest.raises(UserError, match="ends at step 1 with 50% of its budget"):
-        read_fractions(str(log))
 
 
 # Runs whose length, warmup and decay are counted in tokens.
@@ -194,7 +192,7 @@ def parts(shards_dir):
     return [open_dataset(shards_dir, part) for part in ("train", "eval")]
 
 
-def loader_of(parts, starts, schedule: str) -> PhasedLoader:
+def loader_of(parts, starts, schedule: dict[int, int]) -> PhasedLoader:
     phases = [Phase(first, Mixture.single(parts[number % 2])) for number, first in enumerate(starts)]
     return PhasedLoader(phases, parts[0].vocabulary(), batches=batch_schedule(schedule, 0), seed=3)
 
@@ -205,7 +203,7 @@ def mean_tokens(dataset) -> float:
 
 def test_tokens_before_a_step_are_those_of_its_rows_on_average(parts):
     """Compares with a sum over steps, with means that are counted in the shards, not read from the manifest."""
-    starts, schedule = (0, 6, 13, 19), "0:3,4:24,11:15"
+    starts, schedule = (0, 6, 13, 19), {0: 3, 4: 24, 11: 15}
     loader, rows = loader_of(parts, starts, schedule), batch_schedule(schedule, 0)
     total, means = 0.0, [mean_tokens(part) for part in parts]
     for step in range(40):

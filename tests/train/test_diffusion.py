@@ -331,21 +331,6 @@ def test_a_checkpoint_is_fine_tuned_from_its_encoder(trained, tmp_path):
         np.testing.assert_array_equal(after.params[path], before.params[path], err_msg=path)
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("model.causal=true", r"objective is diffusion, but the model is causal; use --config\.model\.causal=false"),
-        ("span_boundary=true", r"samples its own mask rates and masks; leave out config\.span_boundary"),
-        ("data.mask_rate=0.3", r"samples its own mask rates and masks"),
-        ("data.mask_schedule={0: 0.3, 5: 0.1}", r"samples its own mask rates and masks"),
-    ],
-)
-def test_a_combination_that_makes_no_sense_is_refused(shards_dir, tmp_path, option, message):
-    place = (f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.data.train={shards_dir}")
-    with pytest.raises(UserError, match=message):
-        pretrain.main([*place, *TINY, "--config.objective=diffusion", f"--config.{option}"])
-
-
 def test_a_vocabulary_without_a_mask_is_refused(tmp_path):
     write_vocabulary(tmp_path, 20)
     words = vocabulary.load(tmp_path)

@@ -317,16 +317,16 @@ def test_settings_without_a_teacher_are_refused():
 
 
 def test_pairs_of_layers_count_from_1_above_the_embeddings():
-    def pairs(layers: str) -> Any:
+    def pairs(layers: str | dict[int, int]) -> Any:
         return DistillConfig(teacher="T", hidden_weight=1.0, layers=layers).pairs(3, 6)
 
     assert pairs("last") == ((3, 6),)
     assert pairs("uniform") == ((0, 0), (1, 2), (2, 4), (3, 6))
-    assert pairs("0:0, 2:5") == ((0, 0), (2, 5))
+    assert pairs({0: 0, 2: 5}) == ((0, 0), (2, 5))
     assert DistillConfig(teacher="T").pairs(3, 6) == ()
     with pytest.raises(UserError, match="layer 7 of the teacher, which has 6"):
-        pairs("3:7")
-    with pytest.raises(UserError, match="use last, uniform, or STUDENT:TEACHER"):
-        pairs("1-2")
+        pairs({3: 7})
+    with pytest.raises(UserError, match="use last, uniform, or pairs such as"):
+        pairs("first")
     with pytest.raises(UserError, match="no multiple of the student's 4"):
         DistillConfig(teacher="T", hidden_weight=1.0, layers="uniform").pairs(4, 6)

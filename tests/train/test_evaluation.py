@@ -15,7 +15,7 @@ from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import sharding
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.evaluation import lower_is_better, make_evaluator, make_source_evaluator
+from bert_jax.train.evaluation import evaluate_batches, lower_is_better
 from bert_jax.train.hooks import Evaluate
 from bert_jax.train.objectives import Objective
 from bert_jax.train.objectives.objective import Term
@@ -46,6 +46,9 @@ class Mean(Objective):
         return params
 
 
+PLAN, PARAMS = Plan(CONFIG, Runtime(), Mean()), {"scale": jnp.float32(3)}
+
+
 def random_batches(count):
     rng = np.random.default_rng(1)
     return [Weighted(*rng.random((2, 8)).astype(np.float32)) for _ in range(count)]
@@ -64,18 +67,17 @@ def test_metrics_are_those_of_all_rows_and_batches_are_made_while_the_last_one_i
 
     made = random_batches(count)
 
-    def batches(steps_done, rows):
+    def batches():
         for batch in made:
             events.append("make")
-            yield Weighted(*(field[rows] for field in batch))
+            yield batch
 
     monkeypatch.setattr(jax, "jit", lambda function, **options: noted("compute", jit(function, **options)))
     monkeypatch.setattr(jax, "device_get", noted("fetch", device_get))
     monkeypatch.setattr(sharding, "place", noted("place", place))
     mesh = sharding.make_mesh(MeshConfig())
     with jax.set_mesh(mesh):
-        evaluator = make_evaluator(Plan(CONFIG, Runtime(), Mean()), mesh, batches, 8)
-        metrics = evaluator({"scale": jnp.float32(3)}, 7)
+        metrics = evaluate_batches(PLAN, mesh, PARAMS, {"": batches()}, 8)
     first, middle, last = ["make", "place", "compute"], ["make", "place", "fetch", "compute"], ["fetch"]
     assert events == ([*first, *middle * (count - 1), *last] if count else [])
     if count:
@@ -91,13 +93,8 @@ def test_each_source_has_metrics_of_its_own_and_all_rows_together_count_once():
     parts = {"wiki": random_batches(3), "books": random_batches(4)[3:], "none": []}
     mesh = sharding.make_mesh(MeshConfig())
 
-    def sources(steps_done, rows):
-        assert steps_done == 7
-        return {name: (Weighted(*(field[rows] for field in one)) for one in part) for name, part in parts.items()}
-
     with jax.set_mesh(mesh):
-        evaluator = make_source_evaluator(Plan(CONFIG, Runtime(), Mean()), mesh, sources, 8)
-        metrics = evaluator({"scale": jnp.float32(3)}, 7)
+        metrics = evaluate_batches(PLAN, mesh, PARAMS, parts, 8)
     rows = {name: parts[name] for name in ("wiki", "books")} | {"": [*parts["wiki"], *parts["books"]]}
     wanted = {}
     for name, part in rows.items():
@@ -114,8 +111,10 @@ def test_the_name_of_a_source_does_not_decide_whether_a_metric_falls():
 
 def test_a_metric_that_is_not_finite_is_no_improvement_and_no_mistake_of_the_configuration(tmp_path, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in a user's program; the recorder is a mock
-    run = Mock(spec=Run, config=TrainConfig(), measured=("loss", "mean_loss"), early_stop=0)
+    evaluators = [lambda plan, mesh, params, step: {"mean_loss": 1.0}]
+    run = Mock(spec=Run, config=TrainConfig(), measured=("loss", "mean_loss"), early_stop=0, evaluators=evaluators)
+    run.objective = Mean()
     with Checkpoints(tmp_path, keep=1, best="eval_loss") as checkpoints:
         recorder = Mock(run=run, opened=Mock(checkpoints=checkpoints))
-        found = Evaluate(recorder, [lambda params, step: {"mean_loss": 1.0}]).measure(3, {}, None)
+        found = Evaluate(recorder, PLAN, sharding.make_mesh(MeshConfig())).measure(3, {}, None)
         assert found == {"mean_loss": 1.0} and not checkpoints.best.beaten_by(found)

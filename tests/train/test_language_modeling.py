@@ -12,7 +12,7 @@ from random_checkpoints import odd_config
 from scipy.special import erf, log_softmax, logsumexp
 from tiny_batches import lay, random_sequence
 
-from bert_jax.config import ModelConfig, PretrainConfig
+from bert_jax.config import ModelConfig, PretrainConfig, PretrainDataConfig
 from bert_jax.data.example import Batch
 from bert_jax.data.masking.selection import span_targets
 from bert_jax.errors import UserError
@@ -30,6 +30,7 @@ from bert_jax.train.objectives import (
 )
 from bert_jax.train.objectives.language_modeling import unmasked
 from bert_jax.train.objectives.phased import MaskedTokenBatch, NextTokenBatch
+from bert_jax.train.objectives.pretraining import ShardTraits
 
 ENCODER = ModelConfig(
     vocab_size=61,
@@ -250,14 +251,29 @@ def test_without_a_weight_there_is_no_term() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("objective", "options", "model", "message"),
     [
-        ({"z_loss": -1.0}, r"config\.z_loss is -1\.0; use a weight such as 1e-4"),
-        ({"z_loss": float("nan")}, r"config\.z_loss is nan"),
-        ({"z_loss": 1e-4, "objective": "diffusion"}, r"config\.z_loss is 0\.0001, but config\.objective is diffusion"),
-        ({"z_loss": 1e-4, "objective": "replaced_tokens"}, "it is of mlm, causal"),
+        ("auto", {"z_loss": -1.0}, {}, r"config\.z_loss is -1\.0; use a weight such as 1e-4"),
+        ("auto", {"z_loss": float("nan")}, {}, r"config\.z_loss is nan"),
+        ("diffusion", {"z_loss": 1e-4}, {}, r"config\.z_loss is 0\.0001, but .*, not to diffusion"),
+        ("replaced_tokens", {"z_loss": 1e-4}, {}, "it applies only to config.objective=mlm and causal"),
+        ("diffusion", {}, {"causal": True}, r"but the model is causal; use --config\.model\.causal=false"),
+        ("diffusion", {"span_boundary": True}, {}, r"own mask rates and masks; leave out config\.span_boundary"),
+        ("diffusion", {"data": PretrainDataConfig(mask_rate=0.3)}, {}, "samples its own mask rates and masks"),
+        ("diffusion", {"data": PretrainDataConfig(mask_schedule={0: 0.3, 5: 0.1})}, {}, "samples its own mask rates"),
+        ("replaced_tokens", {}, {"causal": True}, "replaced_tokens, but the model is causal"),
+        ("replaced_tokens", {"span_boundary": True}, {}, "span_boundary predicts masked tokens"),
+        ("replaced_tokens", {}, {"tied_output": False}, r"use --config\.model\.tied_output=true"),
+        ("replaced_tokens", {"generator_size": 0.0}, {}, r"generator_size is 0\.0; use a share above 0"),
+        (
+            "replaced_tokens",
+            {"generator_size": 0.001},
+            {},
+            r"less than one dimension of model\.width=\d+; use a",
+        ),
     ],
 )
-def test_other_weights_and_objectives_are_refused(options: dict, message: str) -> None:
+def test_a_combination_that_makes_no_sense_is_refused(objective: str, options: dict, model: dict, message: str) -> None:
+    config, shards = PretrainConfig(objective=objective, **options), [ShardTraits("the shards", False, "token")]
     with pytest.raises(UserError, match=message):
-        pretraining_objective(PretrainConfig(**options), MASKED, [])
+        pretraining_objective(config, dataclasses.replace(MASKED, **model), shards)

@@ -21,10 +21,10 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.errors import Stopped, UserError
 from bert_jax.model import layers
 from bert_jax.storage import hold
-from bert_jax.train import loop, metrics
+from bert_jax.train import loop, metrics, sharding
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.describe import optimizer_warnings
-from bert_jax.train.evaluation import make_evaluator
+from bert_jax.train.evaluation import evaluate_batches
 from bert_jax.train.hooks import Hook, Interruption, Log, Point, Recorder, Save, stopped
 from bert_jax.train.metrics import FOLDER, ProgressLine, read_segments
 from bert_jax.train.objectives import MaskedLMObjective
@@ -89,8 +89,8 @@ def run(dataset, tiny_config, tmp_path):
             tokenizer=tokenizer,
             kind="pretraining",
             evaluators=[
-                lambda plan, mesh: make_evaluator(
-                    plan, mesh, lambda _, rows: held_out.evaluation_batches(8, 16, rows), 8
+                lambda plan, mesh, params, _: evaluate_batches(
+                    plan, mesh, params, {"": held_out.evaluation_batches(8, 16, sharding.local_rows(8, mesh))}, 8
                 )
             ],
         )
@@ -162,18 +162,13 @@ def test_sigterm_interrupts_an_evaluation_which_is_repeated_on_resume(run):
     config = dataclasses.replace(CONFIG, eval=EvalConfig(every_steps=2))
     whole, stopped = run("whole", config), run("stopped", config)
     loop.fit(whole)
-    [make] = stopped.evaluators
+    [evaluate] = stopped.evaluators
 
-    def endless(plan, mesh):
-        evaluate = make(plan, mesh)
-
-        def measure(params, step):
-            if step == 4:
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(60)
-            return evaluate(params, step)
-
-        return measure
+    def endless(plan, mesh, params, step):
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        return evaluate(plan, mesh, params, step)
 
     began = time.monotonic()
     with pytest.raises(Stopped, match="saved step 4"):
@@ -319,11 +314,8 @@ def test_a_resumed_run_is_no_longer_finished(run):
 
 @pytest.mark.slow
 def test_a_failed_evaluation_loses_nothing(run):
-    def broken(plan, mesh):
-        def evaluate(params, steps_done):
-            raise OSError("the held-out shards are gone")
-
-        return evaluate
+    def broken(plan, mesh, params, steps_done):
+        raise OSError("the held-out shards are gone")
 
     config = dataclasses.replace(CONFIG, checkpoint=CheckpointConfig(every_steps=0, every_minutes=0.0))
     failing = run("failing", config, evaluators=[broken])
@@ -439,20 +431,6 @@ def test_a_run_that_ends_within_its_warmup_says_so_until_it_has_ended(run):
     assert optimizer_warnings(short, {"step": 6}) == optimizer_warnings(run("usual"), {}) == []
 
 
-def test_microbatches_and_devices_are_checked_before_anything_is_written(run):
-    wrong = run("wrong", dataclasses.replace(CONFIG, batch_size=12))
-    with pytest.raises(UserError, match="batch_size=16"):
-        loop.fit(wrong)
-    assert not wrong.workdir.exists()
-
-
-def test_a_kernel_that_cannot_run_is_refused_before_anything_is_written(run):
-    wrong = run("wrong", dataclasses.replace(CONFIG, model=ModelOptions(attention="splash")))
-    with pytest.raises(UserError, match="attention=splash cannot run"):
-        loop.fit(wrong)
-    assert not wrong.workdir.exists()
-
-
 def test_a_line_of_progress_leaves_out_what_the_batches_do_not_have(capsys):
     progress = metrics.ProgressLine("pretraining")
     progress.update(3, 0.5, None, {"mlm_loss": 2.5, "nsp_loss": float("nan")})
@@ -477,23 +455,28 @@ def test_a_run_whose_newest_checkpoint_is_damaged_ends_the_same(run, capsys):
         np.testing.assert_array_equal(value, before[path], err_msg=path)
 
 
+BEST = {
+    "checkpoint": CheckpointConfig(best="eval_loss"),
+    "optimizer": dataclasses.replace(CONFIG.optimizer, ema_decay=0.9),
+}
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("config", "changes", "message"),
     [
-        ({}, r"the run evaluates only at its end. Set --config\.eval\.every_steps"),
-        ({"evaluators": []}, "needs a held-out part"),
+        ({"batch_size": 12}, {}, "batch_size=16"),
+        ({"model": ModelOptions(attention="splash")}, {}, "attention=splash cannot run"),
+        (BEST, {}, r"the run evaluates only at its end. Set --config\.eval\.every_steps"),
+        (BEST, {"evaluators": []}, "needs a held-out part"),
         (
-            {"measured": ("mlm_loss",), "eval": EvalConfig(every_steps=2)},
+            BEST | {"eval": EvalConfig(every_steps=2)},
+            {"measured": ("mlm_loss",)},
             "'eval_loss', which this run does not measure; choose from eval_mlm_loss, eval_ema_mlm_loss",
         ),
     ],
 )
-def test_a_best_checkpoint_of_a_run_that_measures_none_is_refused(run, changes, message):
-    evaluation = changes.get("eval", CONFIG.eval)
-    averaged = dataclasses.replace(CONFIG.optimizer, ema_decay=0.9)
-    best = CheckpointConfig(best="eval_loss")
-    config = dataclasses.replace(CONFIG, checkpoint=best, eval=evaluation, optimizer=averaged)
-    wrong = run("wrong", config, **{key: value for key, value in changes.items() if key != "eval"})
+def test_what_cannot_run_is_refused_before_anything_is_written(run, config, changes, message):
+    wrong = run("wrong", dataclasses.replace(CONFIG, **config), **changes)
     with pytest.raises(UserError, match=message):
         loop.fit(wrong)
     assert not wrong.workdir.exists()
@@ -511,19 +494,14 @@ def test_a_workdir_that_another_run_holds_is_refused_and_left_alone(run, monkeyp
 @pytest.mark.slow
 def test_a_run_that_another_one_has_replaced_writes_nothing_more(run):
     replaced = run("replaced", dataclasses.replace(CONFIG, eval=EvalConfig(every_steps=4)))
-    [make] = replaced.evaluators
+    [evaluate] = replaced.evaluators
     lines = []
 
-    def replacing(plan, mesh):
-        evaluate = make(plan, mesh)
-
-        def measure(params, step):
-            lines.extend(metrics.read_metrics(replaced.workdir))
-            record = hold.Record.of_this_process()
-            (replaced.workdir / hold.HOLDER_FILE).write_bytes(record.encoded())
-            return evaluate(params, step)
-
-        return measure
+    def replacing(plan, mesh, params, step):
+        lines.extend(metrics.read_metrics(replaced.workdir))
+        record = hold.Record.of_this_process()
+        (replaced.workdir / hold.HOLDER_FILE).write_bytes(record.encoded())
+        return evaluate(plan, mesh, params, step)
 
     with pytest.raises(hold.NoLongerHeld, match="replaced was taken over by process"):
         loop.fit(dataclasses.replace(replaced, evaluators=[replacing]))

@@ -70,11 +70,6 @@ def test_adamw_updates_match_the_paper():
         np.testing.assert_allclose(params["dense"][name], expected["dense"][name], rtol=2e-5)
 
 
-def test_unknown_optimizer_is_rejected():
-    with pytest.raises(UserError, match=r"unknown optimizer\.name 'sgd'; choose from adamw, lamb, muon, stable_adamw"):
-        optim.build(OptimizerConfig(name="sgd"), {})
-
-
 def test_frozen_parameter_stays_bitwise_identical():
     params = {"a": jnp.float32([0.1, 0.2]), "b": jnp.float32([0.3])}
     moved = optim.apply_updates(params, params, jnp.float32(0.1), {"a": np.float32(0), "b": np.float32(1)})
@@ -110,24 +105,37 @@ def test_updates_without_bias_correction_match_original_bert():
 
 
 @pytest.mark.parametrize(
-    "key, value",
+    ("changes", "message"),
     [
-        ("beta2", 1.0),
-        ("epsilon", 0.0),
-        ("weight_decay", -0.1),
-        ("momentum", 1.0),
-        ("clip_norm", float("nan")),
-        ("schedule", "step"),
-        ("decay_share", 0.0),
-        ("final_share", 1.5),
-        ("warmup_share", 0.06),  # in addition to warmup_steps
-        ("warmup_steps", -1),
-        ("learning_rate", float("nan")),
+        ({"name": "sgd"}, r"unknown optimizer\.name 'sgd'; choose from adamw, lamb, muon, stable_adamw"),
+        ({"beta2": 1.0}, r"optimizer\.beta2"),
+        ({"epsilon": 0.0}, r"optimizer\.epsilon"),
+        ({"weight_decay": -0.1}, r"optimizer\.weight_decay"),
+        ({"momentum": 1.0}, r"optimizer\.momentum"),
+        ({"clip_norm": float("nan")}, r"optimizer\.clip_norm"),
+        ({"ema_decay": -0.1}, r"optimizer\.ema_decay"),
+        ({"ema_decay": 1.0}, r"optimizer\.ema_decay"),
+        ({"layer_decay": 0.0}, r"optimizer\.layer_decay"),
+        ({"layer_decay": 1.5}, r"optimizer\.layer_decay"),
+        ({"schedule": "step"}, r"optimizer\.schedule"),
+        ({"decay_share": 0.0}, r"optimizer\.decay_share"),
+        ({"final_share": 1.5}, r"optimizer\.final_share"),
+        ({"schedule": "constant", "final_share": 0.1}, r"\.final_share is 0\.1, but optimizer\.schedule=constant"),
+        ({"warmup_share": 0.06, "warmup_steps": 10}, r"optimizer\.warmup_share"),
+        ({"warmup_steps": -1}, r"optimizer\.warmup_steps"),
+        (
+            {"schedule": "inverse_sqrt", "warmup_steps": 0},
+            r"no warmup is configured; set --config\.optimizer\.w",
+        ),
+        ({"learning_rate": float("nan")}, r"optimizer\.learning_rate"),
     ],
+    ids=str,
 )
-def test_invalid_value_is_rejected_by_its_key(key, value):
-    with pytest.raises(UserError, match=rf"optimizer\.{key}"):
-        optim.build(dataclasses.replace(CONFIG, **{key: value}), {})
+def test_an_invalid_value_is_refused_by_its_key(changes, message):
+    config = dataclasses.replace(CONFIG, **changes)
+    with pytest.raises(UserError, match=message):
+        optim.rate_factors(config, {})
+        optim.build(config, {})
 
 
 @pytest.mark.parametrize(
@@ -144,14 +152,6 @@ def test_a_key_without_effect_is_refused(key, value, of, monkeypatch):
     if name == "name":  # an optimizer of an extension may read the key
         monkeypatch.setitem(optim.OPTIMIZERS, "mine", optim.OPTIMIZERS["adamw"])
         optim.build(dataclasses.replace(config, name="mine"), {})
-
-
-def test_a_constant_rate_has_no_share_of_the_peak_at_its_end():
-    config = dataclasses.replace(CONFIG, schedule="constant", final_share=0.1)
-    with pytest.raises(UserError, match=r"optimizer\.final_share is 0\.1, but optimizer\.schedule=constant"):
-        optim.build(config, {})
-    optim.build(dataclasses.replace(config, final_share=0.0), {})
-    optim.build(dataclasses.replace(config, schedule="wsd"), {})
 
 
 def test_muon_is_refused_where_a_model_has_no_matrix_for_it():
@@ -194,11 +194,6 @@ def test_inverse_square_root_matches_the_original_transformer():
     np.testing.assert_allclose(by_steps, wanted, rtol=1e-6)
     by_share = dataclasses.replace(config, warmup_steps=0, warmup_share=4_000 / 80_000)
     np.testing.assert_allclose(rates_at(by_share, step / 80_000), wanted, rtol=1e-5)
-
-
-def test_inverse_square_root_without_warmup_is_rejected():
-    with pytest.raises(UserError, match=r"no warmup is configured; set --config\.optimizer\.warmup_steps"):
-        optim.build(OptimizerConfig(warmup_steps=0, schedule="inverse_sqrt"), {})
 
 
 @pytest.mark.slow
@@ -272,12 +267,6 @@ def test_a_weight_decay_that_applies_to_no_parameter_is_reported(decays):
         assert optim.weight_decay_warning(quiet, layers()) == ""
 
 
-@pytest.mark.parametrize("decay", [0.0, 1.5])
-def test_layer_decay_out_of_range_is_rejected(decay):
-    with pytest.raises(UserError, match="layer_decay"):
-        optim.rate_factors(OptimizerConfig(layer_decay=decay), layers())
-
-
 # The moving average of parameters: its closed form, in a run, and over a restart.
 
 
@@ -302,18 +291,9 @@ def test_what_does_not_move_is_its_own_average_bit_for_bit():
     np.testing.assert_array_equal(average["table"], frozen["table"])
 
 
-def test_no_average_is_kept_without_a_decay():
-    assert optim.first_average(0.0, {"a": jnp.ones(1)}) is None
-
-
 def test_the_first_average_is_in_memory_of_its_own():
     params = {"a": jnp.ones(3)}
     average = optim.first_average(0.9, params)
+    assert optim.first_average(0.0, params) is None
     step = jax.jit(lambda params, average: (params, average), donate_argnums=(0, 1))
     step(params, average)  # would refuse to give one buffer away twice
-
-
-@pytest.mark.parametrize("decay", [-0.1, 1.0, 2.0])
-def test_a_decay_out_of_range_is_refused(decay):
-    with pytest.raises(UserError, match="ema_decay"):
-        optim.build(OptimizerConfig(ema_decay=decay), {})

@@ -19,7 +19,7 @@ from tiny_runs import RECIPE, ROOT, TINY
 from bert_jax import config as config_lib
 from bert_jax import pretraining
 from bert_jax.commands import pretrain
-from bert_jax.config import PretrainConfig
+from bert_jax.config import CheckpointConfig, PretrainConfig
 from bert_jax.data import schedules
 from bert_jax.data.example import Batch
 from bert_jax.data.schedules import batch_schedule, mask_rates
@@ -32,7 +32,7 @@ from bert_jax.reporting import report
 from bert_jax.tasks import evaluation
 from bert_jax.train import metrics, optim
 from bert_jax.train.clock import TokenLength
-from bert_jax.train.metric_accumulator import FiniteCheck, MetricAccumulator
+from bert_jax.train.metric_accumulator import MetricAccumulator
 from bert_jax.train.objectives import OBJECTIVES, MaskedLMObjective, PhasedObjective, means, pretraining_objective
 from bert_jax.train.objectives.language_modeling import unmasked
 from bert_jax.train.objectives.phased import MaskedTokenBatch, NextTokenBatch
@@ -45,7 +45,7 @@ from data_prep.sequences import OF_TRAINING
 
 WORDS = 40
 CONFIG = odd_config(vocab_size=WORDS, layers=1)
-OBJECTIVE = PhasedObjective(schedules.parse("0:causal,3:mlm", "objective", str, ""))
+OBJECTIVE = PhasedObjective(schedules.StepSchedule((0, 3), ("causal", "mlm")))
 
 
 def packed_batch(rows: int = 4) -> Batch:
@@ -142,17 +142,8 @@ def test_a_log_line_across_a_border_is_the_mean_of_the_steps_that_have_a_metric(
     steps = [{**step, "loss": next(iter(step.values())), "tokens": 7, "finite": True} for step in steps]
     wanted = {"loss": 3.0, "lm_loss": 11 / 3, "mlm_loss": 2.0}
 
-    class Check(FiniteCheck):
-        skipped = 0
-
-        def __init__(self):
-            """Every step is finite."""
-
-        def __call__(self, step, values):
-            return True
-
     def make(saved):
-        return MetricAccumulator(CONFIG, saved, Check(), predictions=OBJECTIVE.predictions)
+        return MetricAccumulator(CONFIG, saved, lambda step, values: True, predictions=OBJECTIVE.predictions)
 
     for cut in range(len(steps) + 1):
         accumulator = make({})
@@ -172,47 +163,30 @@ def test_data_preparation_knows_the_objectives_of_training():
 TRAITS = ShardTraits("the shards", False, "token")
 
 
+BOTH = {0: "causal", 5: "mlm"}
+
+
 @pytest.mark.parametrize(
-    ("text", "changes", "model", "traits", "said"),
+    ("phases", "changes", "said"),
     [
-        ("0:causal", {}, {}, {}, r"its last phase is causal\. End with mlm.*--config\.objective=causal"),
-        ("0:mlm,5:replaced_tokens", {}, {}, {}, "replaced_tokens trains other parameters .*choose from causal, mlm"),
-        ("0:casual,5:mlm", {}, {}, {}, "unknown 'casual'; choose from causal, mlm"),
-        ("0:causal,5:nsp", {}, {}, {}, "choose from causal, mlm. nsp is an objective of shards"),
-        ("5:causal,9:mlm", {}, {}, {}, "Its steps must ascend from 0"),
-        ("0:causal,x:mlm", {}, {}, {}, "not of the form STEP:VALUE"),
-        ("0:causal,5:mlm", {}, {"causal": True}, {}, r"--config\.model\.causal=false"),
-        (
-            "0:causal,5:mlm",
-            {},
-            {"encoder": "bilstm", "positions": "none"},
-            {},
-            "bilstm has no attention; use .*=transformer",
-        ),
-        (
-            "0:causal,5:mlm",
-            {},
-            {},
-            {"labelled": True},
-            r"the shards has labelled pairs: .*--config\.next_sentence=false",
-        ),
-        (
-            "0:causal,5:mlm",
-            {},
-            {},
-            {"mask_unit": "infill"},
-            r"needs every token of a text.* lack those of infilled spans",
-        ),
-        ("0:causal,5:mlm", {"span_boundary": True}, {}, {}, r"config\.span_boundary is set"),
-        ("0:causal,5:mlm", {"best": "eval_loss"}, {}, {}, r"checkpoint\.best=eval_loss compares"),
+        ({0: "causal"}, {}, r"its last phase is causal\. End with mlm.*--config\.objective=causal"),
+        ({0: "mlm", 5: "replaced_tokens"}, {}, "replaced_tokens trains other parameters .*choose from causal, mlm"),
+        ({0: "casual", 5: "mlm"}, {}, "unknown 'casual'; choose from causal, mlm"),
+        ({0: "causal", 5: "nsp"}, {}, "choose from causal, mlm. nsp is an objective of shards"),
+        ({5: "causal", 9: "mlm"}, {}, "Its steps must begin at 0"),
+        (BOTH, {"model": {"causal": True}}, r"--config\.model\.causal=false"),
+        (BOTH, {"model": {"encoder": "bilstm", "positions": "none"}}, "bilstm has no attention; use .*=transformer"),
+        (BOTH, {"traits": {"labelled": True}}, r"the shards has labelled pairs: .*--config\.next_sentence=false"),
+        (BOTH, {"traits": {"mask_unit": "infill"}}, "needs every token of a text.* lack those of infilled spans"),
+        (BOTH, {"config": {"span_boundary": True}}, r"config\.span_boundary is set"),
+        (BOTH, {"config": {"checkpoint": CheckpointConfig(best="eval_loss")}}, r"checkpoint\.best=eval_loss compares"),
     ],
 )
-def test_phases_that_cannot_be_trained_are_refused(text, changes, model, traits, said):
-    config = PretrainConfig(objective=text, span_boundary=changes.get("span_boundary", False))
-    if best := changes.get("best"):
-        config = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, best=best))
+def test_phases_that_cannot_be_trained_are_refused(phases, changes, said):
+    config = PretrainConfig(objective=phases, **changes.get("config", {}))
+    model = dataclasses.replace(CONFIG, **changes.get("model", {}))
     with pytest.raises(UserError, match=said) as caught:
-        pretraining_objective(config, dataclasses.replace(CONFIG, **model), [dataclasses.replace(TRAITS, **traits)])
+        pretraining_objective(config, model, [dataclasses.replace(TRAITS, **changes.get("traits", {}))])
     assert "\n" not in str(caught.value)
 
 

@@ -97,16 +97,18 @@ def test_evaluate_command_reproduces_the_run_s_evaluation(trained, shards_dir, c
 def test_a_held_out_batch_has_the_rows_of_one_microbatch(shards_dir, tmp_path, monkeypatch, overrides, rows):
     found = []
 
-    def evaluator(plan, mesh, read, size):
+    def evaluate_batches(plan, mesh, params, sources, size):
         found.append(size)
-        return lambda params, steps_done: {}
+        return {}
 
     def fit(run, hooks):
-        prepare.check(run)
+        mesh = prepare.make_mesh(run)
+        with jax.set_mesh(mesh):
+            run.evaluators[0](prepare.make_plan(run), mesh, {}, 0)
         raise UserError("no training here")
 
     monkeypatch.setattr(loop, "fit", fit)
-    monkeypatch.setattr(pretraining, "make_source_evaluator", evaluator)
+    monkeypatch.setattr(pretraining, "evaluate_batches", evaluate_batches)
     flags = arguments(shards_dir, tmp_path / "run", *(f"--config.{override}" for override in overrides))
     with pytest.raises(UserError, match="no training here"):
         pretrain.main(flags)

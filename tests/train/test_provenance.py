@@ -221,9 +221,19 @@ def test_allowed_differences_are_reported_and_others_refused(make):
     ]
 
 
-def test_a_name_that_is_no_key_is_refused(make):
-    wrong = make(PretrainConfig(allow_changes=("optimizer.learning_rat",)))
-    assert "is not a key of a checkpoint; did you mean optimizer.learning_rate?" in refusal(provenance(make()), wrong)
+@pytest.mark.parametrize(
+    ("config", "changes", "said"),
+    [
+        (
+            {"allow_changes": ("optimizer.learning_rat",)},
+            {},
+            "not a key of a checkpoint; did you mean optimizer.learning_rate?",
+        ),
+        ({}, {"initial_params": TEACHER}, "init_from: none -> fingerprint "),
+    ],
+)
+def test_other_initial_parameters_and_names_that_are_no_key_are_refused(make, config, changes, said):
+    assert said in refusal(provenance(make()), make(PretrainConfig(**config), **changes))
 
 
 def test_data_are_identified_by_content_and_not_by_path(make, shards_dir):
@@ -244,9 +254,8 @@ def test_held_out_data_are_compared_too_if_a_checkpoint_has_any(make):
     said = refusal(provenance(make(held_out=before)), make(held_out=other))
     assert "another run: data.eval: fingerprint 1111" in said and said.endswith("allow_changes=data.eval")
     assert told(provenance(make()), make(held_out=other)) == []  # nothing was held out
-    [line] = told(
-        provenance(make(held_out=before)), make(PretrainConfig(allow_changes=("data.eval",)), held_out=other)
-    )  # and nothing of batches
+    allowed = make(PretrainConfig(allow_changes=("data.eval",)), held_out=other)
+    [line] = told(provenance(make(held_out=before)), allowed)  # and nothing of batches
     assert line.startswith("changed from here on: data.eval: ")
 
 
@@ -271,25 +280,16 @@ def test_phases_are_reported_by_their_steps(make):
 def test_the_shares_of_a_mixture_are_compared_and_named_by_their_source(make):
     there = provenance(make(shares={"data.mixture.wiki": 0.5, "data.mixture.books": 0.5}))
     other = {"shares": {"data.mixture.wiki": 0.6, "data.mixture.books": 0.4}}
-    assert "data.mixture.books.share: 0.5 -> 0.4; data.mixture.wiki.share: 0.5 -> 0.6. " in refusal(
-        there, make(**other)
-    )
-    assert (
-        "from here on, batches are those"
-        in told(there, make(PretrainConfig(allow_changes=("data.mixture",)), **other))[-1]
-    )
-
-
-def test_other_initial_parameters_are_another_run(make):
-    given = {"embeddings/norm/bias": np.ones(32, np.float32)}
-    assert "init_from: none -> fingerprint " in refusal(provenance(make()), make(initial_params=given))
+    shares = "data.mixture.books.share: 0.5 -> 0.4; data.mixture.wiki.share: 0.5 -> 0.6. "
+    assert shares in refusal(there, make(**other))
+    lines = told(there, make(PretrainConfig(allow_changes=("data.mixture",)), **other))
+    assert "from here on, batches are those" in lines[-1]
 
 
 def test_other_versions_are_reported_and_not_refused(make):
     there = provenance(make())
-    assert {"python", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "bert_jax", "device"} == set(
-        there["versions"]
-    )
+    names = {"python", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "bert_jax", "device"}
+    assert names == set(there["versions"])
     jax_version = there["versions"]["jax"]
     there["versions"]["jax"] = "0.9.9"
     assert told(there, make()) == [f"different versions from here on: jax 0.9.9 -> {jax_version}"]

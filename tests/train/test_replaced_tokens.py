@@ -140,33 +140,6 @@ def test_a_run_resumes_bit_for_bit_and_evaluates(shards_dir, tmp_path, capsys):
     assert measured["rtd_loss"] == pytest.approx(result["eval_rtd_loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("model.causal=true", r"replaced_tokens, but the model is causal"),
-        ("span_boundary=true", r"span_boundary predicts masked tokens"),
-        ("model.tied_output=false", r"use --config\.model\.tied_output=true"),
-        ("generator_size=0.0", r"generator_size is 0\.0; use a share above 0"),
-        (
-            "generator_size=0.001",
-            r"generator_size is 0\.001, less than one dimension of model\.width=\d+; use a larger",
-        ),
-    ],
-)
-def test_a_combination_that_makes_no_sense_is_refused(shards_dir, tmp_path, option, message):
-    with pytest.raises(UserError, match=message):
-        pretrain.main(
-            [
-                f"--config={RECIPE}",
-                f"--workdir={tmp_path / 'run'}",
-                f"--config.data.train={shards_dir}",
-                *TINY,
-                "--config.objective=replaced_tokens",
-                f"--config.{option}",
-            ]
-        )
-
-
 def trained(shards_dir, workdir, *further):
     options = ("--config.objective=replaced_tokens", "--config.batch_size=16", "--config.steps=1")
     place = (f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")

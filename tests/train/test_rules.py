@@ -53,12 +53,11 @@ def test_what_is_no_rule_or_meets_nothing_is_refused(params, numbers):
         rules.check(numbers, "optimizer.rates", params)
 
 
-def test_everything_learns_by_default(params):
-    assert rules.trainable("all", params) is None
-
-
 def test_last_k_frees_the_last_layers_and_the_head(params):
-    factors = layers.flatten(rules.trainable("last:1", params))
+    assert rules.trainable("all", params) is None
+    tree = rules.trainable("last:1", params)
+    assert jax.tree.structure(tree) == jax.tree.structure(params)
+    factors = layers.flatten(tree)
     kernel = factors["encoder/layers/attention/qkv/kernel"]
     assert kernel.ndim == 5
     np.testing.assert_array_equal(kernel.ravel(), [0, 1])
@@ -110,11 +109,6 @@ def test_stages_go_from_the_head_down_layer_by_layer(params):
 def test_what_cannot_be_trained_is_refused(params, words):
     with pytest.raises(UserError, match="train_layers"):
         rules.trainable(words, params)
-
-
-def test_factors_are_tree_like_params(params):
-    factors = rules.trainable("last:1", params)
-    assert jax.tree.structure(factors) == jax.tree.structure(params)
 
 
 @pytest.mark.parametrize("shared", ["attention", "feed_forward"])

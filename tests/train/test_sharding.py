@@ -20,7 +20,7 @@ from bert_jax.tasks.kinds.classification import ClassificationTask
 from bert_jax.tasks.rows import Split, TaskRows
 from bert_jax.train import describe, sharding
 from bert_jax.train import step as step_lib
-from bert_jax.train.evaluation import make_evaluator
+from bert_jax.train.evaluation import evaluate_batches
 from bert_jax.train.objectives import MaskedLMObjective
 from bert_jax.train.step import TrainState
 
@@ -277,7 +277,7 @@ def train(plan, mesh):
 
 
 def evaluate(plan, mesh):
-    make_evaluator(plan, mesh, lambda *_: iter(()), 8)
+    evaluate_batches(plan, mesh, {}, {}, 8)
 
 
 def predict(plan, mesh):

@@ -1,4 +1,4 @@
-"""Training objectives: what a model learns, as named terms of a loss.
+"""Training objectives as named terms of a loss.
 
   objective          the interface, and the loss and metrics that follow from terms and counts
   language_modeling  masked tokens, next sentences and span boundaries (BERT); next tokens (GPT)

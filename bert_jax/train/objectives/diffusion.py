@@ -1,8 +1,7 @@
 """Masked diffusion: tokens masked at a random rate, and a bound on the likelihood of the text (MDLM)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from bert_jax.model.bert import Bert
 from bert_jax.model.dropout import content_seeds, derived_seeds, numbered_seeds, sequence_numbers, uniform
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.layers import child_key
-from bert_jax.train.objectives.language_modeling import token_sums, unmasked
+from bert_jax.train.objectives.language_modeling import ACCURACY, MASK_FIELDS, token_sums, unmasked
 from bert_jax.train.objectives.objective import Counts, Likelihood, Objective, Term, Terms
 
 LEAST_RATE = 1e-3  # training.sampling_eps in configs/config.yaml of kuleshov-group/mdlm
@@ -21,19 +20,15 @@ EVALUATION_RATES = 8  # mask rates at which a held-out sequence is measured: thi
 
 
 class MaskedBatch(NamedTuple):
-    """A training batch with its masks, as numpy or jax arrays.
+    """A training batch with its masks, as numpy or jax arrays; fields as in Batch, and targets and weights."""
 
-    input_ids, segment_ids, sequence_ids, positions and cls_positions are those of Batch, with the mask token at masked
-    positions. targets is i32[B,T], the ids of the text. weights is f32[B,T]: 1/t at masked positions, and 0 at others.
-    """
-
-    input_ids: Any
+    input_ids: Any  # with the mask token at masked positions
     segment_ids: Any
     sequence_ids: Any
     positions: Any
     cls_positions: Any
-    targets: Any
-    weights: Any
+    targets: Any  # i32[B,T], the text
+    weights: Any  # f32[B,T], 1/t at masked positions and 0 at others
 
     @property
     def unpacked(self) -> bool:
@@ -51,9 +46,6 @@ class DiffusionObjective(Objective):
     log-likelihood of the text, in nats per token. The accuracy has the same weights, so it is the mean over all rates.
     The masks of the shards are undone.
 
-    special_ids  tokens that are never masked: they are given, and the bound does not count them
-    mask_id      the mask token
-
     The rates of a batch are spread evenly: sequence i of N has t = (u + i/N) mod 1 for one u ~ U(0,1), the
     low-discrepancy sampler of their code. As there, t is then mapped linearly onto [0.001, 1], which bounds the
     weights. If the cross-entropy grows with the rate, this raises the bound, by at most 0.1%. Rates and masks are a
@@ -64,28 +56,14 @@ class DiffusionObjective(Objective):
     masks are a function of the sequence's tokens, so that they depend neither on the row nor on the batch.
     """
 
-    special_ids: tuple[int, ...]
+    special_ids: tuple[int, ...]  # tokens that are given: they are never masked, and the bound does not count them
     mask_id: int
 
-    @property
-    def heads(self) -> Heads:
-        return Heads(mlm=True)
-
-    @property
-    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
-        return {"mdm": ("accuracy",)}
-
-    @property
-    def batch_fields(self) -> tuple[str, ...]:
-        return ("masked_positions", "masked_ids", "masked_weights")
-
-    @property
-    def predicts_all(self) -> bool:
-        return True
-
-    @property
-    def likelihoods(self) -> Mapping[str, Likelihood]:
-        return {"mdm": Likelihood("mdm_", with_special=False)}
+    heads = Heads(mlm=True)
+    term_metrics: ClassVar = {"mdm": ACCURACY}
+    batch_fields = MASK_FIELDS
+    predicts_all = True
+    likelihoods: ClassVar = {"mdm": Likelihood("mdm_", with_special=False)}
 
     def counts(self, batch: Batch) -> Counts:
         return {"mdm": self.maskable(unmasked(batch), batch.sequence_ids).sum().astype(jnp.float32)}
@@ -100,26 +78,6 @@ class DiffusionObjective(Objective):
         if isinstance(batch, MaskedBatch):
             return {"mdm": _term(model, batch, dropout_key)}
         assert dropout_key is None, "in training, corrupt is called first"
-        return self._bound(model, batch)
-
-    def maskable(self, text: Int[Array, "B T"], sequence_ids: Int[Array, "B T"]) -> Bool[Array, "B T"]:
-        """Which tokens are neither special nor padding."""
-        ordinary = sequence_ids > 0
-        for special in self.special_ids:
-            ordinary &= text != special
-        return ordinary
-
-    def masked(
-        self, batch: Any, text: Int[Array, "B T"], rates: Float[Array, "B T"], noise: Float[Array, "B T"]
-    ) -> MaskedBatch:
-        """The batch with a mask wherever the noise, uniform in (0,1), is below the rate and the token can be masked."""
-        chosen = self.maskable(text, batch.sequence_ids) & (noise < rates)
-        ids = jnp.where(chosen, self.mask_id, text)
-        weights = jnp.where(chosen, 1 / rates, 0)
-        layout = batch.segment_ids, batch.sequence_ids, batch.positions, batch.cls_positions
-        return MaskedBatch(ids, *layout, text, weights)
-
-    def _bound(self, model: Bert, batch: Batch) -> Terms:
         text = unmasked(batch)
         seeds = content_seeds(text, batch.sequence_ids, batch.positions)
         start = uniform(seeds, (*text.shape, 1))[..., 0]
@@ -134,15 +92,32 @@ class DiffusionObjective(Objective):
         total, _ = jax.lax.scan(add, Term(jnp.zeros(()), {"accuracy": jnp.zeros(())}), numbered)
         return {"mdm": jax.tree.map(lambda value: value / EVALUATION_RATES, total)}
 
+    def maskable(self, text: Int[Array, "B T"], sequence_ids: Int[Array, "B T"]) -> Bool[Array, "B T"]:
+        """Marks tokens that are neither special nor padding."""
+        ordinary = sequence_ids > 0
+        for special in self.special_ids:
+            ordinary &= text != special
+        return ordinary
+
+    def masked(
+        self, batch: Any, text: Int[Array, "B T"], rates: Float[Array, "B T"], noise: Float[Array, "B T"]
+    ) -> MaskedBatch:
+        """Masks the tokens that can be masked and whose noise, uniform in (0,1), is below the rate."""
+        chosen = self.maskable(text, batch.sequence_ids) & (noise < rates)
+        ids = jnp.where(chosen, self.mask_id, text)
+        weights = jnp.where(chosen, 1 / rates, 0)
+        layout = batch.segment_ids, batch.sequence_ids, batch.positions, batch.cls_positions
+        return MaskedBatch(ids, *layout, text, weights)
+
 
 def spread(start: Float[Array, ""], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
-    """(start + i/N) mod 1 at each position of sequence i, of the N sequences of a batch in the order of its rows."""
+    """Returns (start + i/N) mod 1 at the positions of sequence i of the batch's N sequences, in row order."""
     count = jnp.maximum(sequence_ids.max(axis=1).sum(), 1)
     return (start + sequence_numbers(sequence_ids).astype(jnp.float32) / count) % 1
 
 
 def mask_rates(uniforms: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """Numbers in [0,1) as rates in [LEAST_RATE, 1)."""
+    """Maps numbers in [0,1) to rates in [LEAST_RATE, 1)."""
     return LEAST_RATE + (1 - LEAST_RATE) * uniforms
 
 

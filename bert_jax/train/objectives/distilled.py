@@ -1,8 +1,7 @@
-"""Objectives of a student that also learns from a teacher: its outputs (soft targets) and its hidden states.
+"""Objectives of a student that also learns from a teacher's outputs (soft targets) and hidden states.
 
-The parameters of the teacher are constants of the run: they are bound next to those of the student, sharded by the same
-rules, and neither trained nor saved. The teacher has no dropout. Held-out rows are measured by the objective without
-the teacher.
+The teacher's parameters are constants of the run: they are bound next to the student's, sharded by the same rules, and
+neither trained nor saved. The teacher has no dropout. Held-out rows are measured by the objective without the teacher.
 """
 
 import abc
@@ -49,13 +48,13 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class DistilledObjective(Objective):
-    """An objective, times hard_weight, and what its student learns from a teacher (DistillConfig).
+    """An objective, times hard_weight, and two terms by which its student learns from a teacher (DistillConfig).
 
     soft     T^2 KL(teacher || student) of the distributions that the subclass compares, at temperature T
-    hidden   the distance of hidden states, summed over `pairs` of layers, at all tokens. Where the widths differ, a
+    hidden   the distance of hidden states, summed over `pairs` of layers, at all tokens. If the widths differ, a
              projection of the student's is trained, too (heads.hidden_projection)
 
-    Each term is a mean: soft over what is compared, hidden over tokens. A subclass computes the terms of the objective
+    Each term is a mean: soft over the compared positions, hidden over tokens. A subclass computes the objective's terms
     and the soft sum with one forward pass of each model (`compare`).
     """
 
@@ -63,15 +62,15 @@ class DistilledObjective(Objective):
     teacher: Teacher
     config: DistillConfig
     pairs: Pairs = ()
-    projection: int = 0  # the width of the teacher, where hidden states are projected to it
+    projection: int = 0  # the teacher's width, if hidden states are projected to it
 
     @abc.abstractmethod
     def compare(self, models: Pair, batch: Any, dropout_key: PRNGKeyArray | None) -> tuple[Terms, Scalar]:
-        """The terms of the base objective, and the soft sum, which is not read where soft_weight is 0."""
+        """Returns the base objective's terms, and the soft sum, which is not read if soft_weight is 0."""
 
     @abc.abstractmethod
     def soft_count(self, batch: Any) -> Float[Array, ""]:
-        """The denominator of the soft term."""
+        """Returns the denominator of the soft term."""
 
     @property
     def heads(self) -> Heads:
@@ -83,15 +82,14 @@ class DistilledObjective(Objective):
 
     @property
     def _weights(self) -> dict[str, float]:
-        """The weights of the terms that the teacher adds."""
+        """The weights of the teacher's terms."""
         weights = {SOFT: self.config.soft_weight, HIDDEN: self.config.hidden_weight}
         return {name: weight for name, weight in weights.items() if weight}
 
     @property
     def term_weights(self) -> Mapping[str, float]:
-        given = self.base.term_weights
-        hard = {name: self.config.hard_weight * given.get(name, 1.0) for name in self.base.term_metrics}
-        return hard | self._weights
+        hard, own = self.config.hard_weight, self.base.term_weights
+        return {name: hard * own.get(name, 1.0) for name in self.base.term_metrics} | self._weights
 
     @property
     def evaluated(self) -> Objective:
@@ -120,7 +118,7 @@ class DistilledObjective(Objective):
 
     def bind(self, config: ModelConfig, params: dict[str, Any], runtime: Runtime) -> Pair:
         own = {name: part for name, part in params.items() if name != TEACHER}
-        # What saves memory in a backward pass, and a kernel chosen for the student, are not for the teacher.
+        # The teacher needs no savings of a backward pass, and no kernel that was chosen for the student.
         forward_only = replace(runtime, frozen_layers=0, remat="none", attention="auto", logits_at_once=0)
         return Pair(
             bert.bind(config, self.heads, own, runtime),
@@ -136,6 +134,7 @@ class DistilledObjective(Objective):
         return counts
 
     def apply(self, model: Pair, batch: Any, dropout_key: PRNGKeyArray | None) -> Terms:
+        # The models report the states of all layers as they compute them, so that no pass is repeated.
         encoded: dict[str, tuple[Any, Encoded]] = {}
         if self.pairs:
             model.student.watch(lambda *seen: encoded.update(student=seen))
@@ -147,32 +146,27 @@ class DistilledObjective(Objective):
             read, ours = encoded["student"]  # the rows of the batch, or their parts, such as single choices
             if "teacher" not in encoded:
                 model.teacher.encode(read)
-            terms = terms | {HIDDEN: Term(self._hidden(model.student, read, ours, encoded["teacher"][1]), {})}
+            theirs = encoded["teacher"][1]
+            total, real = jnp.zeros(()), (read.sequence_ids > 0).astype(jnp.float32)
+            for own_layer, layer in self.pairs:
+                states = _states(ours, own_layer)
+                if self.projection:
+                    states = model.student.head(HIDDEN_PROJECTION)(states)
+                total += hidden_sum(self.config.hidden_loss, states, _states(theirs, layer), real)
+            terms = terms | {HIDDEN: Term(total, {})}
         return terms
-
-    def _hidden(self, student: Bert, batch: Any, ours: Encoded, theirs: Encoded) -> Scalar:
-        real = (batch.sequence_ids > 0).astype(jnp.float32)
-        total = jnp.zeros(())
-        for own_layer, layer in self.pairs:
-            states = _states(ours, own_layer)
-            if self.projection:
-                states = student.head(HIDDEN_PROJECTION)(states)
-            total += hidden_sum(self.config.hidden_loss, states, _states(theirs, layer), real)
-        return total
 
 
 @dataclass(frozen=True)
 class DistilledMaskedLM(DistilledObjective):
     """Masked language modeling with a teacher (DistilBERT; Sanh et al. 2019, section 3).
 
-    The soft term is of the tokens of the vocabulary, at masked positions or at all (config.positions), as in
+    The soft term compares the tokens of the vocabulary, at masked positions or at all (config.positions), as in
     distiller.py of huggingface/transformers, whose restrict_ce_to_mask is the former.
-
-    words: the size of the vocabulary; either model may have further rows in its table
     """
 
     base: MaskedLMObjective
-    words: int = 0
+    words: int = 0  # the size of the vocabulary; either model may have further rows in its table
 
     @property
     def predicts_all(self) -> bool:
@@ -194,7 +188,7 @@ class DistilledMaskedLM(DistilledObjective):
             vectors, masked = gather_positions(hidden, groups), hidden
             theirs = teacher.encode(batch).last
             if not self.predicts_all:
-                masked, theirs = (gather_positions(each, batch.masked_positions) for each in (hidden, theirs))
+                masked, theirs = (gather_positions(states, batch.masked_positions) for states in (hidden, theirs))
         terms = self.base.terms_of(student, vectors, batch)
         if SOFT not in self._weights:
             return terms, jnp.zeros(())
@@ -207,13 +201,13 @@ class DistilledMaskedLM(DistilledObjective):
         return (batch.masked_weights > 0).astype(jnp.float32)
 
     def _logits(self, model: Bert, states: Float[Array, "B M D"]) -> Float[Array, "B M V"]:
-        """Finite logits, as many of both models; rows of a table beyond the vocabulary have no probability."""
+        """Returns equally many finite logits for both models; table rows beyond the vocabulary get no probability."""
         logits = vocabulary_logits(model, states)[..., : padded_vocabulary(self.words)]
         return jnp.where(jnp.arange(logits.shape[-1]) < self.words, logits, IMPOSSIBLE)
 
 
 def _states(encoded: Encoded, layer: int) -> Float[Array, "B T D"]:
-    """The hidden states after a layer, counted from 1; 0: the embeddings."""
+    """Returns the hidden states after a layer, counted from 1; 0: the embeddings."""
     if layer == 0:
         return encoded.embeddings
     assert encoded.layers is not None, "Bert.watch asks for all layers"

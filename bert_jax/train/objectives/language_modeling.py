@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,45 +17,32 @@ from bert_jax.model.outputs import next_sentence_logits, pool_vectors, span_boun
 from bert_jax.train.losses import VocabularySums, classification_sums, vocabulary_sums
 from bert_jax.train.objectives.objective import Counts, Likelihood, Objective, Term, Terms
 
-Z = "z"
 ACCURACY = ("accuracy",)
+MASK_FIELDS = ("masked_positions", "masked_ids", "masked_weights")  # of a batch
+# The z-loss keeps the normalizer of the vocabulary's softmax near 1, with the weight config.z_loss: "we use an
+# auxiliary loss of z_loss = 1e-4 * log^2 Z to encourage the softmax normalizer log(Z) to be close to 0" (Chowdhery et
+# al. 2022, PaLM, section 5). The term is the mean of log^2 Z over an objective's predictions, and is logged as z_loss
+# without its weight. With a weight of 0 there is no term.
+Z = "z"
 
 
-# The z-loss, a term that keeps the normalizer of the vocabulary's softmax near 1, with the weight config.z_loss:
-# "we use an auxiliary loss of z_loss = 1e-4 * log^2 Z to encourage the softmax normalizer log(Z) to be close to 0"
-# (Chowdhery et al. 2022, PaLM, section 5). The term is the mean of log^2 Z over the predictions of an objective, and is
-# logged as z_loss without its weight. With a weight of 0 there is no term. Each function returns what the term adds:
-# to Objective.term_metrics, to its term_weights, to its counts (those of the term whose predictions it is about), and
-# to the terms of a batch.
-
-
-def z_metrics(weight: float) -> Mapping[str, tuple[str, ...]]:
-    return {Z: ()} if weight else {}
-
-
-def z_weights(weight: float) -> Mapping[str, float]:
-    return {Z: weight} if weight else {}
-
-
-def z_counts(weight: float, counts: Counts, term: str) -> Counts:
-    return {Z: counts[term]} if weight else {}
-
-
-def z_terms(weight: float, sums: VocabularySums) -> Terms:
-    return {Z: Term(sums.squares, {})} if weight else {}
+def z_entry(weight: float, value: Any) -> dict[str, Any]:
+    """Returns the z-loss's entry in an objective's metrics, weights, counts or terms."""
+    return {Z: value} if weight else {}
 
 
 @dataclass(frozen=True)
 class MaskedLMObjective(Objective):
     """Masked language modeling (mlm), next sentence prediction (nsp) and the span boundary objective (sbo).
 
-    next_sentence  adds the prediction of the next sentence (Devlin et al. 2019, section 3.1). The labels may be those
-                   of sentence order (ALBERT; Lan et al. 2020, section 3.1): head and loss are the same. False for
-                   shards without labels (full_sentences), as in RoBERTa (Liu et al. 2019, section 4.2), and with
-                   config.next_sentence=false: the term then counts nothing and adds nothing.
-    span_boundary  predicts each token of a masked span also from the positions around the span (SpanBERT; Joshi et
-                   al. 2020, section 3.2). Needs shards with masked spans, or raises UserError.
-    z_loss         the weight of the z-loss of mlm
+    Args:
+        next_sentence: adds the prediction of the next sentence (Devlin et al. 2019, section 3.1). The labels may be
+            those of sentence order (ALBERT; Lan et al. 2020, section 3.1): head and loss are the same. False for
+            shards without labels (full_sentences), as in RoBERTa (Liu et al. 2019, section 4.2), and with
+            config.next_sentence=false: the term then counts nothing and adds nothing.
+        span_boundary: predicts each token of a masked span also from the positions around the span (SpanBERT; Joshi et
+            al. 2020, section 3.2). Needs shards with masked spans, or raises UserError.
+        z_loss: the weight of mlm's z-loss.
     """
 
     next_sentence: bool = True
@@ -63,33 +51,29 @@ class MaskedLMObjective(Objective):
 
     @property
     def heads(self) -> Heads:
-        return Heads(
-            mlm=True,
-            span_boundary=self.span_boundary,
-            next_sentence=self.next_sentence,
-            pooler=self.next_sentence,
-        )
+        following = self.next_sentence
+        return Heads(mlm=True, span_boundary=self.span_boundary, next_sentence=following, pooler=following)
 
     @property
     def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
         terms = ("mlm", *("nsp",) * self.next_sentence, *("sbo",) * self.span_boundary)
-        return {**dict.fromkeys(terms, ACCURACY), **z_metrics(self.z_loss)}
+        return {**dict.fromkeys(terms, ACCURACY), **z_entry(self.z_loss, ())}
 
     @property
     def term_weights(self) -> Mapping[str, float]:
-        return z_weights(self.z_loss)
+        return z_entry(self.z_loss, self.z_loss)
 
     @property
     def batch_fields(self) -> tuple[str, ...]:
-        fields = ("masked_positions", "masked_ids", "masked_weights", "cls_positions")
-        return (*fields, "span_left", "span_right", "span_offsets") if self.span_boundary else fields
+        spans = ("span_left", "span_right", "span_offsets") if self.span_boundary else ()
+        return (*MASK_FIELDS, "cls_positions", *spans)
 
     def counts(self, batch: Batch) -> Counts:
         labelled = batch.next_sentence_weight.sum() if self.next_sentence else jnp.zeros(())
         counts = {"mlm": batch.masked_weights.sum(), "nsp": labelled}
         if self.span_boundary:
             counts["sbo"] = _predictable_weights(batch).sum()
-        return counts | z_counts(self.z_loss, counts, "mlm")
+        return counts | z_entry(self.z_loss, counts["mlm"])
 
     def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
         # The last layer is computed only at the positions that a head reads.
@@ -97,12 +81,12 @@ class MaskedLMObjective(Objective):
         return self.terms_of(model, vectors, batch)
 
     def positions(self, batch: Batch) -> list[Int[Array, "B _"]]:
-        """The positions of each row that the heads read: the masked ones, those of [CLS], those around spans."""
+        """Returns the positions that the heads read: masked ones, [CLS], and positions around spans."""
         around = [batch.span_left, batch.span_right] if self.span_boundary else []
         return [batch.masked_positions, batch.cls_positions, *around]
 
     def terms_of(self, model: Bert, vectors: Float[Array, "B K D"], batch: Batch) -> Terms:
-        """The terms of the loss from the last layer's vectors at `positions`, one group after another."""
+        """Computes the terms from the last layer's vectors at `positions`, one group after another."""
         ends = np.cumsum([part.shape[1] for part in self.positions(batch)])[:-1]
         masked, first, *around = jnp.split(vectors, ends, axis=1)
         sums = vocabulary_sums(vocabulary_product(model, masked), batch.masked_ids, batch.masked_weights)
@@ -117,11 +101,11 @@ class MaskedLMObjective(Objective):
             product = span_boundary_product(model, left, right, batch.span_offsets)
             of_spans = vocabulary_sums(product, batch.masked_ids, _predictable_weights(batch))
             terms["sbo"] = Term(of_spans.loss, {"accuracy": of_spans.correct})
-        return terms | z_terms(self.z_loss, sums)
+        return terms | z_entry(self.z_loss, Term(sums.squares, {}))
 
 
 def _predictable_weights(batch: Batch) -> Float[Array, "B M"]:
-    """The weights of the tokens whose offset in their span the span boundary head has an embedding for."""
+    """Weights tokens by whether the span boundary head has an embedding for their offset in the span."""
     if batch.span_offsets is None:
         raise UserError(
             "the span boundary objective needs masked spans; build the shards with --mask_unit=span, or set "
@@ -135,46 +119,36 @@ class CausalLMObjective(Objective):
     """Each token of a sequence from those before it (lm; Radford et al. 2018, section 3.1).
 
     No sequence sees another. The first token of a sequence is given; its last ([SEP]) is predicted like any other.
-    The masks of a batch are undone, so shards of any kind serve.
-
-    z_loss  the weight of the z-loss
+    Masks are undone, so shards of any kind serve.
     """
+
+    heads = Heads(lm=True)
+    batch_fields = MASK_FIELDS
+    likelihoods: ClassVar = {"lm": Likelihood("", with_special=True)}
 
     z_loss: float = field(default=0.0, kw_only=True)
 
     @property
-    def heads(self) -> Heads:
-        return Heads(lm=True)
-
-    @property
     def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
-        return {"lm": ACCURACY, **z_metrics(self.z_loss)}
+        return {"lm": ACCURACY, **z_entry(self.z_loss, ())}
 
     @property
     def term_weights(self) -> Mapping[str, float]:
-        return z_weights(self.z_loss)
-
-    @property
-    def batch_fields(self) -> tuple[str, ...]:
-        return ("masked_positions", "masked_ids", "masked_weights")
-
-    @property
-    def likelihoods(self) -> Mapping[str, Likelihood]:
-        return {"lm": Likelihood("", with_special=True)}
+        return z_entry(self.z_loss, self.z_loss)
 
     def counts(self, batch: Batch) -> Counts:
         counts = {"lm": continues(batch.sequence_ids).sum()}
-        return counts | z_counts(self.z_loss, counts, "lm")
+        return counts | z_entry(self.z_loss, counts["lm"])
 
     def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
         text = unmasked(batch)
         hidden = model.encode(batch._replace(input_ids=text), dropout_key).last
         sums = token_sums(model, hidden[:, :-1], text[:, 1:], continues(batch.sequence_ids))
-        return {"lm": Term(sums.loss, {"accuracy": sums.correct})} | z_terms(self.z_loss, sums)
+        return {"lm": Term(sums.loss, {"accuracy": sums.correct})} | z_entry(self.z_loss, Term(sums.squares, {}))
 
 
 def unmasked(batch: Batch) -> Int[Array, "B T"]:
-    """The ids of a batch with the original tokens at masked positions."""
+    """Returns a batch's ids with the original tokens at masked positions."""
     length = batch.input_ids.shape[1]
     # A filler prediction gets a position outside the row, which the scatter drops.
     positions = jnp.where(batch.masked_weights > 0, batch.masked_positions, length)
@@ -185,11 +159,11 @@ def unmasked(batch: Batch) -> Int[Array, "B T"]:
 def token_sums(
     model: Bert, hidden: Float[Array, "B T D"], ids: Int[Array, "B T"], weights: Float[Array, "B T"]
 ) -> VocabularySums:
-    """vocabulary_sums of a token for each position."""
+    """Returns vocabulary_sums of one token per position."""
     return vocabulary_sums(vocabulary_product(model, hidden), ids, weights)
 
 
 def continues(sequence_ids: Int[Array, "B T"]) -> Float[Array, "B T-1"]:
-    """1 where a position belongs to the same sequence as the one before it."""
+    """Marks positions that belong to the same sequence as the position before them."""
     same = (sequence_ids[:, 1:] == sequence_ids[:, :-1]) & (sequence_ids[:, 1:] > 0)
     return same.astype(jnp.float32)

@@ -19,7 +19,7 @@ Counts = dict[str, Array]  # the denominator of each term, float32
 
 
 class Term(NamedTuple):
-    """One term of a loss over the rows of a batch: sums in float32, which the term's count divides."""
+    """One term of a loss: float32 sums over the rows of a batch, which the term's count divides."""
 
     loss: Float[Array, ""]
     metrics: dict[str, Float[Array, ""]]  # by name, such as accuracy; logged as TERM_NAME
@@ -29,21 +29,17 @@ Terms = dict[str, Term]
 
 
 class Likelihood(NamedTuple):
-    """A term whose loss is a negative log-likelihood of the text, or a bound on it, in nats per token.
+    """A term whose loss is a negative log-likelihood of the text, or a bound on it, in nats per token."""
 
-    prefix        of the names of its perplexities
-    with_special  whether special tokens are predicted and counted too, except the first of each sequence
-    """
-
-    prefix: str
-    with_special: bool
+    prefix: str  # for the names of its perplexities
+    with_special: bool  # whether special tokens are predicted and counted too, except the first of a sequence
 
 
 NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 
 
 class Objective(abc.ABC):
-    """What a model is trained for: its batch fields, its heads, its loss and its metrics.
+    """A training target: batch fields, heads, loss and metrics.
 
     Objectives are immutable, and equal ones have equal hashes, so that compiled programs are shared. A subclass
     gives `heads`, `term_metrics`, `counts` and `apply`; a frozen dataclass is the usual form. The defaults of `init`
@@ -58,41 +54,41 @@ class Objective(abc.ABC):
     @property
     @abc.abstractmethod
     def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
-        """The terms of the loss, and the metrics of each in addition to its loss, such as {"mlm": ("accuracy",)}."""
+        """The loss terms, and their metrics in addition to the loss, such as {"mlm": ("accuracy",)}."""
 
     @abc.abstractmethod
     def counts(self, batch: Any) -> Counts:
-        """The denominator of each term, from the batch alone.
+        """Returns the denominator of each term, from the batch alone.
 
-        It is apart from `apply` because the denominators must be known for the whole global batch before the first
-        microbatch of it is differentiated: only then does no mesh, microbatch or short row change the gradient.
+        The denominators must be known for the whole global batch before its first microbatch is differentiated: only
+        then does no mesh, microbatch or short row change the gradient.
         """
 
     @abc.abstractmethod
     def apply(self, model: Any, batch: Any, dropout_key: PRNGKeyArray | None) -> Terms:
-        """The terms of a batch, in the order in which the loss adds them up.
+        """Returns the terms in the order in which the loss adds them up; `model` comes from `bind`.
 
-        model is what `bind` returns. Without a key nothing drops out.
+        Without a key nothing drops out.
         """
 
     @property
     def term_weights(self) -> Mapping[str, float]:
-        """The factors of terms in the loss; 1 where none is given. Metrics are without them."""
+        """Factors of terms in the loss, 1 by default. Metrics are without them."""
         return {}
 
     @property
     def predicts_all(self) -> bool:
-        """Whether the logits of all positions are computed, and not only those of the batch's masked_positions."""
+        """Whether the logits of all positions are computed, and not only at the batch's masked_positions."""
         return False
 
     @property
     def compares_rows(self) -> bool:
-        """Whether the loss of a row depends on the other rows of its batch, which may then not be split in parts."""
+        """Whether a row's loss depends on the other rows of its batch, which may then not be split in parts."""
         return False
 
     @property
     def batch_fields(self) -> tuple[str, ...]:
-        """The fields of a batch that are read, beyond what the encoder reads; a batch without one is refused."""
+        """The batch fields that are read in addition to the encoder's; a batch without one is refused."""
         return ()
 
     @property
@@ -103,65 +99,65 @@ class Objective(abc.ABC):
 
     @property
     def likelihoods(self) -> Mapping[str, Likelihood]:
-        """The terms that measure the likelihood of the text; `evaluate` adds their perplexities to the metrics."""
+        """The terms that measure the text's likelihood; `evaluate` adds their perplexities to the metrics."""
         return {}
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """The steps at which `batch_at` changes what it returns, so that another program is compiled."""
+        """The steps at which `batch_at` changes its result, so that another program is compiled."""
         return ()
 
     @property
     def evaluated(self) -> "Objective":
-        """The objective whose terms are measured on held-out rows: this one, unless it needs more than the model."""
+        """The objective for held-out rows: this one, unless it needs more than the model."""
         return self
 
     def evaluated_params(self, params: dict[str, Any]) -> dict[str, Any]:
-        """The parameters that `evaluated` has, of those of this objective."""
+        """Selects the parameters of `evaluated`."""
         return params
 
     def predictions(self, batch: Any) -> int:
-        """The number of positions of each row whose logits over the vocabulary are computed."""
+        """Returns the number of positions per row whose vocabulary logits are computed."""
         if self.predicts_all:
             return batch.input_ids.shape[-1]
         masked = getattr(batch, "masked_positions", None)
         return 0 if masked is None else masked.shape[-1]
 
     def batch_at(self, step: int, batch: Any) -> Any:
-        """The batch as a training step, or an evaluation after it, reads it. An objective of several phases marks it.
+        """Returns the batch as a step, or an evaluation after it, reads it. An objective of several phases marks it.
 
         It is called on the host, before extend_batch.
         """
         return batch
 
     def extend_batch(self, batch: Any) -> Any:
-        """The batch with fields of the objective's own, as a NamedTuple of numpy arrays [B, ...].
+        """Returns the batch with the objective's own fields, as a NamedTuple of numpy arrays [B, ...].
 
-        It is called on the host, with the rows that a process loads, before they are placed on the devices. A row's
-        fields must be a function of that row alone (law 1).
+        It is called on the host, with the rows that a process loads. A row's fields must be a function of that row
+        alone (law 1).
         """
         return batch
 
     def corrupt(self, batch: Any, key: PRNGKeyArray) -> Any:
-        """The batch that `apply` receives in training, with what is sampled at each step, such as masks.
+        """Samples the changes of a training batch at each step, such as masks; evaluation does not call it.
 
-        It is called inside the compiled step, on the global batch and with the key of the step, before the batch is
-        split into microbatches. What is sampled is therefore the same on any mesh and for any number of microbatches.
-        Every array of the result is [B, ...]. Evaluation does not call it.
+        It is called inside the compiled step, on the global batch and with the step's key, before the batch is split
+        into microbatches. The sample is therefore the same on any mesh and for any number of microbatches. Every array
+        of the result is [B, ...].
         """
         return batch
 
     def init(self, config: ModelConfig, key: PRNGKeyArray) -> dict[str, Any]:
-        """Initial parameters, float32, nested by module."""
+        """Returns initial parameters, float32, nested by module."""
         return bert.init_params(config, self.heads, key)
 
     def bind(self, config: ModelConfig, params: dict[str, Any], runtime: Runtime) -> Any:
-        """The model over parameters, inside a function that is jitted or differentiated."""
+        """Returns the model over parameters, inside a function that is jitted or differentiated."""
         return bert.bind(config, self.heads, params, runtime)
 
 
 def extended_batch(objective: Objective, batch: Any) -> Any:
-    """The batch with the objective's own fields. Raises UserError where a field that the objective reads is absent."""
+    """Returns the batch with the objective's own fields. Raises UserError if a field that it reads is absent."""
     extended = objective.extend_batch(batch)
     if missing := [name for name in objective.batch_fields if getattr(extended, name, None) is None]:
         raise UserError(
@@ -172,7 +168,7 @@ def extended_batch(objective: Objective, batch: Any) -> Any:
 
 
 def total_loss(terms: Terms, counts: Counts, weights: Mapping[str, float] = NO_WEIGHTS) -> Float[Array, ""]:
-    """The loss: each term's sum over its count, times its weight, added up in the order of the counts."""
+    """Adds up the terms in the order of the counts: sum / count * weight."""
     total = jnp.float32(0)
     for name, count in counts.items():
         mean = terms[name].loss / _divisor(count)
@@ -181,7 +177,7 @@ def total_loss(terms: Terms, counts: Counts, weights: Mapping[str, float] = NO_W
 
 
 def means(terms: Terms, counts: Counts, weights: Mapping[str, float] = NO_WEIGHTS) -> dict[str, Array]:
-    """The metrics by name (Objective.metric_names); NaN where a term's count is 0."""
+    """Returns the metrics by name (Objective.metric_names); NaN if a term's count is 0."""
     metrics = {"loss": total_loss(terms, counts, weights)}
     for name, term in terms.items():
         count = counts[name]
@@ -191,12 +187,11 @@ def means(terms: Terms, counts: Counts, weights: Mapping[str, float] = NO_WEIGHT
 
 
 def _divisor(count: Float[Array, ""]) -> Float[Array, ""]:
-    """The count, or 1 where it is 0. Counts between 0 and 1 are possible: class weights may be small."""
-    return jnp.where(count > 0, count, 1)
+    return jnp.where(count > 0, count, 1)  # not a maximum: small class weights give counts between 0 and 1
 
 
 class ObjectiveSource:
-    """The batches of a source (train/run.py), each with the objective's own fields (extended_batch)."""
+    """A source of batches (train/run.py) with the objective's own fields (extended_batch)."""
 
     def __init__(self, source: Any, objective: Objective) -> None:
         self._source, self._objective = source, objective
@@ -204,9 +199,7 @@ class ObjectiveSource:
         self.changes = tuple(sorted({*source.changes, *objective.changes}))
 
     def rows_at(self, step: int) -> int:
-        """Rows of a step's global batch."""
         return self._source.rows_at(step)
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Any:
-        """The global batch of a step, or those of its rows that are picked."""
         return extended_batch(self._objective, self._objective.batch_at(step, self._source.batch(step, rows)))

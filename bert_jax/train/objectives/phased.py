@@ -13,14 +13,14 @@ from bert_jax.data.schedules import StepSchedule
 from bert_jax.model import bert
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
-from bert_jax.train.objectives.language_modeling import CausalLMObjective, MaskedLMObjective
+from bert_jax.train.objectives.language_modeling import MASK_FIELDS, CausalLMObjective, MaskedLMObjective
 from bert_jax.train.objectives.objective import Counts, Objective, Terms
 
 CAUSAL, MASKED = "causal", "mlm"  # the objectives that share all parameters
 
 
 class NextTokenBatch(Batch):
-    """A batch of a causal phase. Its type tells the phase, since each phase compiles a program of its own."""
+    """A batch of a causal phase. Its type tells the phase, since phases compile programs of their own."""
 
     predicts: ClassVar = "next tokens"
 
@@ -38,27 +38,23 @@ View = Callable[[bool], bert.Bert]
 
 @dataclass(frozen=True)
 class PhasedObjective(Objective):
-    """Next tokens in some phases of a run (lm) and masked tokens in others (mlm), such as causal first, then masked.
+    """Next tokens in some phases of a run (lm) and masked tokens in others (mlm), e.g. causal first, then masked.
 
-    phases   `causal` or `mlm` by the step from which it applies; the last one is mlm
-    z_loss   the weight of the z-loss in all phases
+    All phases train the encoder and the masked-token head. In a causal phase the encoder attends to earlier positions
+    only, and the head predicts the next token. Ettin's decoders have the same head as its encoders, and are trained
+    further as encoders, and the encoders as decoders (Weller et al. 2025, ModernBertDecoderForCausalLM in
+    transformers). AntLM alternates between both losses and attention masks in one model, which is otherwise the same
+    (Yu et al. 2024). Next-sentence prediction is not supported: its parameters would get no gradient in a causal phase,
+    while weight decay would shrink them.
 
-    All phases train the same parameters: those of the encoder and of the head of masked tokens. In a causal phase the
-    encoder attends to earlier positions only, and the head predicts the next token. The decoders of Ettin have the
-    same head as its encoders, and are trained further as encoders, and the encoders as decoders (Weller et al. 2025,
-    ModernBertDecoderForCausalLM of transformers). AntLM alternates between both losses and attention masks in one
-    model, which is otherwise the same (Yu et al. 2024). Next-sentence prediction is not supported: its parameters
-    would get no gradient in a causal phase, while weight decay would shrink them.
-
-    A batch says by its type which phase it belongs to (batch_at). Any other batch counts as one of a masked phase.
+    A batch's type tells its phase (batch_at). Other batches count as masked.
     """
 
-    phases: StepSchedule[str]
+    phases: StepSchedule[str]  # `causal` or `mlm` by the step from which it applies; the last one is mlm
     z_loss: float = field(default=0.0, kw_only=True)
 
-    @property
-    def heads(self) -> Heads:
-        return Heads(mlm=True)
+    heads = Heads(mlm=True)
+    batch_fields = (*MASK_FIELDS, "cls_positions")
 
     @property
     def changes(self) -> tuple[int, ...]:
@@ -75,10 +71,6 @@ class PhasedObjective(Objective):
     def term_weights(self) -> Mapping[str, float]:
         return self._objective(False).term_weights
 
-    @property
-    def batch_fields(self) -> tuple[str, ...]:
-        return ("masked_positions", "masked_ids", "masked_weights", "cls_positions")
-
     def batch_at(self, step: int, batch: Batch) -> Batch:
         return TYPES[self.phases.at(step)](*batch)
 
@@ -89,7 +81,7 @@ class PhasedObjective(Objective):
         return self._objective(is_causal(batch)).counts(batch)
 
     def bind(self, config: ModelConfig, params: dict[str, Any], runtime: Runtime) -> View:
-        """The model, as a function of whether it is causal."""
+        """Returns the model, as a function of whether it is causal."""
         return lambda causal: bert.bind(dataclasses.replace(config, causal=causal), self.heads, params, runtime)
 
     def apply(self, model: View, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:

@@ -1,7 +1,4 @@
-"""The pretraining objectives by name, and the one that a configuration, a model and shards ask for.
-
-Pretraining, evaluation and planning all call `pretraining_objective`.
-"""
+"""The pretraining objectives by name. Pretraining, evaluation and planning all call `pretraining_objective`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,13 +26,13 @@ EXAMPLE = "{0: causal, 5000: mlm}"
 
 @dataclass(frozen=True)
 class ShardTraits:
-    """What an objective needs to know of a data set."""
+    """The properties of a data set that an objective depends on."""
 
     name: str  # for messages
-    labelled: bool  # whether its sequences have labels of the next sentence
+    labelled: bool  # whether its sequences have next-sentence labels
     mask_unit: str  # token, word, ngram, span or infill
     vocabulary: Vocabulary | None = None  # None in a plan without shards
-    held_out: bool = False  # whether it is measured and not trained on
+    held_out: bool = False  # whether it is only measured
 
     @classmethod
     def of(cls, dataset: Dataset, vocabulary: Vocabulary, held_out: bool = False) -> "ShardTraits":
@@ -46,28 +43,33 @@ Build = Callable[[PretrainConfig, ModelConfig, Sequence[ShardTraits]], Objective
 
 
 def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
-    """The objective that config.objective names, for a model and the data sets of all phases, then the held-out ones.
+    """Builds config.objective for a model and the data sets of all phases, followed by the held-out ones.
 
-    `auto` means what the encoder says (EncoderKind.objective), else causal for a causal model, and mlm for any other.
-    `STEP:NAME,STEP:NAME` is a PhasedObjective. Raises UserError for an unknown name, and for an objective that does not
-    fit the model, the configuration or the shards.
+    `auto` is the encoder's own objective (EncoderKind.objective), else causal for a causal model, and mlm for any
+    other. {STEP: NAME} is a PhasedObjective. Raises UserError for an unknown name, and for an objective that
+    does not fit the model, the configuration or the shards.
     """
+    size, weight, name = config.generator_size, config.replaced_weight, config.objective
     if not 0 <= config.z_loss < math.inf:
         raise UserError(f"config.z_loss is {config.z_loss}; use a weight such as 1e-4, or 0 for none")
-    _check_generator(config)
-    if isinstance(config.objective, dict):
-        return _phased(config, config.objective, model, shards)
-    name = config.objective
+    if not 0 < size <= 1:
+        raise UserError(f"config.generator_size is {size}; use a share above 0 and up to 1, such as 0.25")
+    if not 0 <= weight < math.inf:
+        raise UserError(f"config.replaced_weight is {weight}; use a weight of at least 0, such as 50")
+    if isinstance(name, dict) or name in WITHOUT_GENERATOR:
+        check_no_generator(config)
+    if isinstance(name, dict):
+        return _phased(config, name, model, shards)
     if name == AUTO:
         name = ENCODERS[model.encoder].objective or ("causal" if model.causal else "mlm")
     if name not in OBJECTIVES:
-        raise UserError(
-            f"unknown config.objective {name!r}; choose from {', '.join((AUTO, *OBJECTIVES))}{_shards_hint(name)}"
-        )
+        choices = ", ".join((AUTO, *OBJECTIVES))
+        raise UserError(f"unknown config.objective {name!r}; choose from {choices}{_shards_hint(name)}")
     if config.z_loss and name not in WITH_Z_LOSS:
+        allowed = " and ".join(WITH_Z_LOSS)
         raise UserError(
-            f"config.z_loss is {config.z_loss:g}, but config.objective is {name}; it is of {', '.join(WITH_Z_LOSS)}. "
-            "Leave it out"
+            f"config.z_loss is {config.z_loss:g}, but it applies only to config.objective={allowed}, not to {name}; "
+            "leave it out"
         )
     if model.directions > 1 and name in WITH_MASKS:
         raise UserError(
@@ -78,55 +80,42 @@ def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Se
 
 
 def _shards_hint(name: str) -> str:
-    """What a message adds about an objective by which shards are built."""
-    if name not in OBJECTIVES_OF_SHARDS:
-        return ""
-    return f". {name} is an objective of shards: bert-jax build-examples --objective {name}"
+    hint = f". {name} is an objective of shards: bert-jax build-examples --objective {name}"
+    return hint if name in OBJECTIVES_OF_SHARDS else ""
 
 
 def _phased(
-    config: PretrainConfig, text: dict[int, str], model: ModelConfig, shards: Sequence[ShardTraits]
+    config: PretrainConfig, objectives: dict[int, str], model: ModelConfig, shards: Sequence[ShardTraits]
 ) -> Objective:
-    phases = schedules.read_steps(text, "config.objective", EXAMPLE)
+    phases = schedules.read_steps(objectives, "config.objective", EXAMPLE)
+    start, choices = f"config.objective is {objectives}", f"choose from {CAUSAL}, {MASKED}"
     for name in phases.values:
         if name not in OBJECTIVES:
-            raise UserError(
-                f"config.objective is {text}: unknown {name!r}; choose from {CAUSAL}, {MASKED}{_shards_hint(name)}"
-            )
+            raise UserError(f"{start}: unknown {name!r}; {choices}{_shards_hint(name)}")
         if name not in TYPES:
-            raise UserError(
-                f"config.objective is {text}, but {name} trains other parameters than the other phases; choose from "
-                f"{CAUSAL}, {MASKED}"
-            )
+            raise UserError(f"{start}, but {name} trains other parameters than the other phases; {choices}")
     if phases.values[-1] != MASKED:
         raise UserError(
-            f"config.objective is {text}, and its last phase is {phases.values[-1]}. End with {MASKED}, such as "
-            f"{EXAMPLE}, or train a causal model: --config.objective=causal --config.model.causal=true"
+            f"{start}, and its last phase is {phases.values[-1]}. End with {MASKED}, such as {EXAMPLE}, or train a "
+            "causal model: --config.objective=causal --config.model.causal=true"
         )
     if model.encoder != "transformer":
         raise UserError(
-            f"config.objective is {text}, whose phases set the attention mask, but model.encoder={model.encoder} has "
-            "no attention; use --config.model.encoder=transformer"
+            f"{start}, whose phases set the attention mask, but model.encoder={model.encoder} has no attention; use "
+            "--config.model.encoder=transformer"
         )
     if model.causal:
-        raise UserError(
-            f"config.objective is {text}, but the model is causal in all phases; use --config.model.causal=false"
-        )
+        raise UserError(f"{start}, but the model is causal in all phases; use --config.model.causal=false")
     trained_alone = "that loss would have parameters that causal phases do not train"
     if config.span_boundary:
-        raise UserError(f"config.objective is {text}, but config.span_boundary is set: {trained_alone}; leave it out")
-    if config.next_sentence and (labelled := [each.name for each in shards if each.labelled and not each.held_out]):
-        raise UserError(
-            f"config.objective is {text}, but {labelled[0]} has labelled pairs: {trained_alone}; use "
-            "--config.next_sentence=false"
-        )
+        raise UserError(f"{start}, but config.span_boundary is set: {trained_alone}; leave it out")
+    if config.next_sentence and (labelled := [part.name for part in shards if part.labelled and not part.held_out]):
+        advice = "use --config.next_sentence=false"
+        raise UserError(f"{start}, but {labelled[0]} has labelled pairs: {trained_alone}; {advice}")
     if CAUSAL in phases.values:
-        check_text(text, shards)
-    if config.checkpoint.best:
-        raise UserError(
-            f"checkpoint.best={config.checkpoint.best} compares evaluations of the whole run, but config.objective is "
-            f"{text}; leave it out"
-        )
+        check_text(objectives, shards)
+    if best := config.checkpoint.best:
+        raise UserError(f"checkpoint.best={best} compares evaluations of the whole run, but {start}; leave it out")
     return PhasedObjective(phases, z_loss=config.z_loss)
 
 
@@ -136,10 +125,10 @@ def _masked_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
             "config.objective is mlm, but the model is causal and sees only earlier tokens; use "
             "--config.objective=auto, or --config.model.causal=false"
         )
-    for each in shards:
-        if config.span_boundary and each.mask_unit != "span":
+    for part in shards:
+        if config.span_boundary and part.mask_unit != "span":
             raise UserError(
-                f"config.span_boundary needs masked spans, but {each.name} masks by {each.mask_unit}; build the "
+                f"config.span_boundary needs masked spans, but {part.name} masks by {part.mask_unit}; build the "
                 "examples with --mask_unit span"
             )
     next_sentence = config.next_sentence and shards[0].labelled
@@ -166,10 +155,8 @@ def _replaced_tokens(config: PretrainConfig, model: ModelConfig, shards: Sequenc
             "leave it out"
         )
     if not model.tied_output:
-        raise UserError(
-            "the generator of config.objective=replaced_tokens predicts by the token table; use "
-            "--config.model.tied_output=true"
-        )
+        advice = "use --config.model.tied_output=true"
+        raise UserError(f"the generator of config.objective=replaced_tokens predicts by the token table; {advice}")
     check_text("replaced_tokens", shards)
     width = round(model.width * config.generator_size)
     if not width:
@@ -187,7 +174,7 @@ def _diffusion(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
     check_no_masks(config, "config.objective=diffusion samples its own mask rates and masks")
     check_text("diffusion", shards)
     vocabulary = shards[0].vocabulary
-    if vocabulary is None:  # a plan without shards, whose step has the same cost for any ids
+    if vocabulary is None:  # a plan without shards, whose step costs the same for any ids
         return DiffusionObjective(special_ids=(), mask_id=0)
     if not vocabulary.has_mask:
         raise UserError(
@@ -197,30 +184,18 @@ def _diffusion(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
     return DiffusionObjective(tuple(map(int, vocabulary.special_ids)), int(vocabulary.mask_id))
 
 
-def _check_generator(config: PretrainConfig) -> None:
-    """Raises UserError for keys of replaced_tokens that are out of range, or set for another objective."""
-    if not 0 < config.generator_size <= 1:
-        raise UserError(
-            f"config.generator_size is {config.generator_size}; use a share above 0 and up to 1, such as 0.25"
-        )
-    if not 0 <= config.replaced_weight < math.inf:
-        raise UserError(f"config.replaced_weight is {config.replaced_weight}; use a weight of at least 0, such as 50")
-    if isinstance(config.objective, dict) or config.objective in WITHOUT_GENERATOR:
-        check_no_generator(config)
-
-
 def check_no_generator(config: PretrainConfig) -> None:
-    """Raises UserError for keys of replaced_tokens that are set for another objective."""
+    """Raises UserError if keys of replaced_tokens are set for another objective."""
     for key in ("generator_size", "replaced_weight"):
         if getattr(config, key) != getattr(PretrainConfig, key):
             raise UserError(
-                f"config.{key} is {getattr(config, key):g}, but config.objective is {config.objective}; it is of "
-                f"replaced_tokens. Leave it out, or set --config.{key}={getattr(PretrainConfig, key):g}"
+                f"config.{key} is {getattr(config, key):g}, but config.objective is {config.objective}; it applies to "
+                f"replaced_tokens only. Leave it out, or set --config.{key}={getattr(PretrainConfig, key):g}"
             )
 
 
 def check_no_masks(config: PretrainConfig, reason: str) -> None:
-    """Raises UserError, with the reason, for options of masks that an objective without masks of the shards ignores."""
+    """Raises UserError, with the reason, for mask options if the objective ignores the masks of the shards."""
     if config.span_boundary or config.data.mask_rate is not None or config.data.mask_schedule:
         raise UserError(
             f"{reason}; leave out config.span_boundary, data.mask_rate and data.mask_schedule "
@@ -230,10 +205,10 @@ def check_no_masks(config: PretrainConfig, reason: str) -> None:
 
 def check_text(objective: str | dict[int, str], shards: Sequence[ShardTraits]) -> None:
     """Raises UserError for infilled shards: their batches lack tokens that the objective restores or predicts."""
-    for each in shards:
-        if each.mask_unit == "infill":
+    for part in shards:
+        if part.mask_unit == "infill":
             raise UserError(
-                f"config.objective={objective} needs every token of a text, but batches of {each.name} lack those of "
+                f"config.objective={objective} needs every token of a text, but batches of {part.name} lack those of "
                 "infilled spans; build the examples with another --mask_unit than infill"
             )
 

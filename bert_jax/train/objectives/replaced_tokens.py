@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +15,15 @@ from bert_jax.model.heads.config import Heads
 from bert_jax.model.layers import child_key
 from bert_jax.model.outputs import generator_logits, replaced_token_logits
 from bert_jax.train.losses import binary_sums, classification_sums
-from bert_jax.train.objectives.language_modeling import unmasked
+from bert_jax.train.objectives.language_modeling import ACCURACY, MASK_FIELDS, unmasked
 from bert_jax.train.objectives.objective import Counts, Objective, Term, Terms
 
 
 class SeededBatch(NamedTuple):
-    """A training batch, and the seed of the sample of each prediction, u32[B,M,2]."""
+    """A training batch with the seeds of its samples."""
 
     batch: Batch
-    sample_seeds: Any
+    sample_seeds: Any  # u32[B,M,2], one for each prediction
 
 
 @dataclass(frozen=True)
@@ -33,33 +33,26 @@ class ReplacedTokensObjective(Objective):
     Each masked token is replaced by a sample of the generator's distribution, through which no gradient flows; a
     sample that is the original token counts as original. The model says of every token whether it was replaced.
 
-    generator  the width of the generator
-    weight     of the rtd term in the loss: "we searched for the best value of lambda out of [1, 10, 20, 50, 100]"
-               (Clark et al. 2020, section 3.1 and appendix A: 50)
-
     Samples are a function of the run's seed, the step, and the sequence's number in the batch, on any mesh, for any
     number of microbatches, and in packed and padded rows alike. In evaluation they are a function of the sequence's
     tokens, so that they depend neither on the row nor on the batch.
     """
 
-    generator: int
+    generator: int  # its width
+    # Of the rtd term in the loss: "we searched for the best value of lambda out of [1, 10, 20, 50, 100]" (Clark et al.
+    # 2020, section 3.1 and appendix A: 50).
     weight: float = 50.0
+
+    term_metrics: ClassVar = {"mlm": ACCURACY, "rtd": ("accuracy", "replaced")}
+    batch_fields = MASK_FIELDS
 
     @property
     def heads(self) -> Heads:
         return Heads(replaced_tokens=True, generator=self.generator)
 
     @property
-    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
-        return {"mlm": ("accuracy",), "rtd": ("accuracy", "replaced")}
-
-    @property
     def term_weights(self) -> Mapping[str, float]:
         return {"rtd": self.weight}
-
-    @property
-    def batch_fields(self) -> tuple[str, ...]:
-        return ("masked_positions", "masked_ids", "masked_weights")
 
     def counts(self, batch: Batch) -> Counts:
         tokens = (batch.sequence_ids > 0).sum().astype(jnp.float32)
@@ -90,17 +83,17 @@ class ReplacedTokensObjective(Objective):
 
 
 def _at_predictions(batch: Batch, seeds: UInt32[Array, "B T 2"]) -> UInt32[Array, "B M 2"]:
-    """Seeds of the predictions, from those of their sequences and their positions in them."""
+    """Returns the predictions' seeds, from their sequences' seeds and their positions."""
     return jnp.take_along_axis(derived_seeds(seeds, batch.positions), batch.masked_positions[..., None], axis=1)
 
 
 def sample(logits: Float[Array, "B M V"], seeds: UInt32[Array, "B M 2"]) -> Int[Array, "B M"]:
-    """A token for each position from the softmax of its logits, by Gumbel noise."""
+    """Samples a token per position from the softmax of its logits, by Gumbel noise."""
     return jnp.argmax(logits + gumbel(seeds, logits.shape), axis=-1).astype(jnp.int32)
 
 
 def replace(batch: Batch, sampled: Int[Array, "B M"]) -> tuple[Int[Array, "B T"], Bool[Array, "B T"]]:
-    """The ids of a batch with these tokens at the masked positions, and which of them are not the original."""
+    """Puts these tokens at the masked positions; returns the ids, and which of them are not the original."""
     text = unmasked(batch)
     filled = unmasked(batch._replace(masked_ids=sampled))
     return filled, filled != text

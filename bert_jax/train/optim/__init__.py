@@ -1,12 +1,11 @@
 """Optimizers, learning-rate schedules and the moving average of the parameters.
 
-  chains      the Optax chain for optimizer.name, from gradients to an unscaled update direction; the learning-rate
-              factor and the weight decay of each parameter; the update; the moving average of the parameters
+  chains      the Optax chain for optimizer.name, from gradients to an unscaled update direction; learning-rate factors
+              and weight decays; the update; the moving average of the parameters
   directions  the directions: Adam, LAMB's trust ratio, StableAdamW, and Muon
   schedules   the learning rate as a function of the step and of the completed fraction of the run
 
-Every function is a pure function of arrays and therefore works on any mesh: XLA inserts the
-reductions over sharded axes.
+All are pure functions of arrays and work on any mesh: XLA inserts the reductions over sharded axes.
 """
 
 from bert_jax.train.optim.chains import (

@@ -1,7 +1,7 @@
 """Builds the Optax chain of a configuration, the factors of single parameters, and the moving average.
 
-Read first rate_factors and decays, the learning-rate factor and the weight decay of each parameter by rules over paths;
-then build, whose chain gives a direction that is not yet multiplied by the learning rate; then apply_updates.
+Read first rate_factors and decays, the learning-rate factor and the weight decay of a parameter by rules over paths;
+then build, whose chain gives a direction without the learning rate; then apply_updates.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,14 +34,13 @@ _WITHOUT_DECAY = tuple((pattern, 0.0) for pattern in rules.BIASES_AND_NORMS)
 def rate_factors(
     config: OptimizerConfig, params: dict[str, Any], trainable: dict[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """Returns the learning-rate factor of each parameter, in the form of rules.per_layer, or None if all are 1.
+    """Returns the learning-rate factors of parameters, in rules.per_layer's form, or None if all are 1.
 
-    A factor of 0 freezes its parameter. The factor is the product of trainable (rules.trainable),
-    config.rates and config.layer_decay. With layer decay, each layer learns at layer_decay times
-    the rate of the layer above it, the embeddings at layer_decay times the rate of the first layer,
-    and the heads at the full rate (Howard and Ruder 2018, section 3.2; Clark et al. 2020,
-    appendix B). params may be abstract. Raises UserError for rules that rules.check rejects and for
-    a layer_decay outside (0, 1].
+    A factor of 0 freezes its parameter. The factor is the product of trainable (rules.trainable), config.rates and
+    config.layer_decay. With layer decay, each layer learns at layer_decay times the rate of the layer above it, the
+    embeddings at layer_decay times the rate of the first layer, and the heads at the full rate (Howard and Ruder 2018,
+    section 3.2; Clark et al. 2020, appendix B). params may be abstract. Raises UserError for rules that rules.check
+    rejects and for a layer_decay outside (0, 1].
     """
     if not 0.0 < config.layer_decay <= 1.0:
         raise UserError(f"optimizer.layer_decay is {config.layer_decay}; use 1 (no decay) or a number between 0 and 1")
@@ -49,8 +48,8 @@ def rate_factors(
     if config.layer_decay != 1.0:
         decay = config.layer_decay
         trees.append(rules.per_layer(rules.by_depth(lambda depth: decay**depth, params, 1.0), params))
-    if given := rules.check(config.rates, "optimizer.rates", params):
-        trees.append(rules.per_layer((*given, (r".*", 1.0)), params))
+    if rates := rules.check(config.rates, "optimizer.rates", params):
+        trees.append(rules.per_layer((*rates, (r".*", 1.0)), params))
     if not trees:
         return None
     product: dict[str, Any] = jax.tree.map(lambda *factors: np.prod(np.broadcast_arrays(*factors), axis=0), *trees)
@@ -58,31 +57,27 @@ def rate_factors(
 
 
 def decays(config: OptimizerConfig, params: dict[str, Any]) -> dict[str, Any]:
-    """Returns the weight decay of each parameter, in the form of rules.per_layer.
+    """Returns the weight decay of parameters, in rules.per_layer's form.
 
-    The first matching rule of config.decays decides. Where none matches, biases and normalization
-    parameters have no decay and all other parameters have config.weight_decay. params may be
-    abstract, and a part of the model's (rules.Trained.abstract). Raises UserError for rules that
-    rules.check rejects; `build` refuses those that match no parameter of the model.
+    The first matching rule of config.decays decides. Otherwise biases and normalization parameters have no decay, and
+    all others have config.weight_decay. params may be abstract, and a part of the model's (rules.Trained.abstract).
+    Raises UserError for rules that rules.check rejects; `build` refuses rules that match no parameter.
     """
-    given = rules.check(config.decays, "optimizer.decays")
-    return rules.per_layer((*given, *_WITHOUT_DECAY, (r".*", config.weight_decay)), params)
+    own = rules.check(config.decays, "optimizer.decays")
+    return rules.per_layer((*own, *_WITHOUT_DECAY, (r".*", config.weight_decay)), params)
 
 
 def overrides_weight_decay(decays: Mapping[str, float], params: dict[str, Any]) -> bool:
-    """Whether optimizer.decays leaves no parameter to optimizer.weight_decay; False without rules.
-
-    params may be abstract. Raises UserError for rules that rules.check rejects.
-    """
-    given = tuple((pattern, 0.0) for pattern, _ in rules.check(decays, "optimizer.decays"))
-    if not given:
+    """Whether optimizer.decays leaves no parameter to optimizer.weight_decay; params may be abstract."""
+    own = tuple((pattern, 0.0) for pattern, _ in rules.check(decays, "optimizer.decays"))
+    if not own:
         return False
-    left = rules.per_layer((*given, *_WITHOUT_DECAY, (r".*", 1.0)), params)
+    left = rules.per_layer((*own, *_WITHOUT_DECAY, (r".*", 1.0)), params)
     return not any(layers.any() for layers in jax.tree.leaves(left))
 
 
 def weight_decay_warning(config: OptimizerConfig, params: dict[str, Any]) -> str:
-    """Returns a warning where another weight_decay than the default has no effect; otherwise nothing."""
+    """Returns a warning if a weight_decay other than the default has no effect; otherwise an empty text."""
     if config.weight_decay == OptimizerConfig.weight_decay or not overrides_weight_decay(config.decays, params):
         return ""
     return (
@@ -91,24 +86,24 @@ def weight_decay_warning(config: OptimizerConfig, params: dict[str, Any]) -> str
     )
 
 
-# The exponential moving average of the parameters often evaluates better than the latest ones, above all before the
-# learning rate has decayed.
+# The exponential moving average often evaluates better than the latest parameters, above all before the learning rate
+# has decayed.
 
 
 def first_average(decay: float, params: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the average before the first step: a copy of the parameters, or None for a decay of 0."""
+    """Copies the parameters as the average before the first step; None for a decay of 0."""
     return jax.tree.map(jnp.copy, params) if decay > 0.0 else None
 
 
 def next_average(decay: float, step: Int[Array, ""], average: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
     """Returns the average after update number `step`: d * average + (1 - d) * params (Polyak and Juditsky 1992).
 
-    d is min(decay, (1 + step) / (10 + step)), as in tf.train.ExponentialMovingAverage with
-    num_updates, so that the random initial parameters quickly lose their influence.
+    d is min(decay, (1 + step) / (10 + step)), as in tf.train.ExponentialMovingAverage with num_updates, so that the
+    random initial parameters quickly lose their influence.
     """
-    kept = jnp.minimum(decay, (1.0 + step) / (10.0 + step)).astype(jnp.float32)
+    share = jnp.minimum(decay, (1.0 + step) / (10.0 + step)).astype(jnp.float32)
     # In this form the average of an unchanged value, such as a frozen parameter, stays bitwise identical.
-    return jax.tree.map(lambda old, new: old + (1.0 - kept) * (new - old), average, params)
+    return jax.tree.map(lambda old, new: old + (1.0 - share) * (new - old), average, params)
 
 
 Transformations = tuple[optax.GradientTransformation, ...]
@@ -120,11 +115,10 @@ def build(
 ) -> optax.GradientTransformation:
     """Returns clipping by global norm (none if clip_norm is 0), followed by OPTIMIZERS[config.name].
 
-    The resulting updates are the direction to subtract, including decoupled weight decay; the
-    caller multiplies them by the learning rate. params are those of the model, and may be abstract;
-    trained is the part of them that is updated (None: all). Raises UserError for an unknown optimizer
-    or schedule, for a value outside its range or without effect, for decays that no parameter matches,
-    and for muon where the model has no matrix that it orthogonalizes.
+    The resulting updates are the direction to subtract, including decoupled weight decay; the caller multiplies them by
+    the learning rate. `params` may be abstract; `trained` is their updated part (None: all). Raises UserError for an
+    unknown optimizer or schedule, for a value outside its range or without effect, for decays that no parameter
+    matches, and for muon if the model has no matrix that it orthogonalizes.
     """
     _check(config)
     if config.name == "muon" and not any(hidden_matrices(path, leaf.ndim) for path, leaf in flatten(params).items()):
@@ -170,8 +164,8 @@ _NO_MUON = frozenset(OPTIMIZERS) - {"muon"}  # an extension's optimizer may read
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     """Scales all gradients by min(1, max_norm / norm) (Pascanu et al. 2013, algorithm 1).
 
-    optax.clip_by_global_norm divides every gradient and then selects, which costs another pass over
-    all gradients on a CPU; this version multiplies by a single factor.
+    optax.clip_by_global_norm divides every gradient and then selects, which costs another pass over all gradients on a
+    CPU; this version multiplies by a single factor.
     """
 
     def clip(updates: Any, params: Any = None) -> Any:
@@ -181,12 +175,12 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     return optax.stateless(clip)
 
 
-def add_decay(decay_of: dict[str, Any]) -> optax.GradientTransformation:
+def add_decay(decays: dict[str, Any]) -> optax.GradientTransformation:
     """Adds decay * parameter to each update; a decay is a number or, for stacked layers, an array [L, 1, ...]."""
 
     def add(updates: Any, params: Any = None) -> Any:
         return jax.tree.map(
-            lambda update, param, decay: update + decay * param if decay.any() else update, updates, params, decay_of
+            lambda update, param, decay: update + decay * param if decay.any() else update, updates, params, decays
         )
 
     return optax.stateless(add)
@@ -219,8 +213,7 @@ def apply_updates(
 ) -> dict[str, Any]:
     """Returns params - rate * factor * direction; a frozen parameter (factor 0) stays bitwise identical.
 
-    factors holds numbers, or arrays [L, 1, ...] for stacked layers; None means a factor of 1 for
-    every parameter.
+    factors holds numbers, or arrays [L, 1, ...] for stacked layers; None means 1 for all.
     """
     if factors is None:
         return jax.tree.map(lambda value, change: value - rate * change, params, direction)

@@ -1,11 +1,12 @@
 """Update directions: Adam, per-tensor trust ratios (LAMB, StableAdamW), and Muon.
 
 The parameters of all layers are stacked in arrays [L, ...]; queries, keys and values share one array [.., 3, N, H], and
-so do the two halves of a gated feed-forward [.., 2, F]. Optimizers that take the norm of a tensor or orthogonalize a
-matrix treat each of these tensors separately, so that their updates equal those of a model with a module per tensor:
-own_axes and hidden_matrices distinguish the axes that index tensors from those within one.
+so do the two halves of a gated feed-forward [.., 2, F]. Optimizers that take a tensor's norm or orthogonalize a matrix
+treat these tensors separately, so that their updates equal those of a model with a module per tensor: own_axes and
+hidden_matrices distinguish axes that index tensors from axes within one.
 """
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from bert_jax.config import OptimizerConfig
 from bert_jax.train import rules, sharding
 
 # For one layer, without the leading layer axis: a path pattern, the number of axes, and then the axis that indexes
-# fused parts (or None), the input axes and the output axes of the matrix.
+# fused parts (or None), the matrix's input axes and its output axes.
 _MATRICES: tuple[tuple[str, int, tuple[int | None, tuple[int, ...], tuple[int, ...]]], ...] = (
     (r"attention/qkv/kernel$", 4, (1, (0,), (2, 3))),  # [D, 3, N, H]
     (r"attention/output/kernel$", 3, (None, (0, 1), (2,))),  # [N, H, D]
@@ -33,11 +34,19 @@ _PARTS_OF_BIASES = ((r"attention/qkv/bias$", 3), (r"feed_forward/input/bias$", 2
 
 
 class Matrices(NamedTuple):
-    """How an array is read as a batch of matrices: the axes that index them, their input and their output axes."""
+    """How to read an array as a batch of matrices."""
 
-    parts: tuple[int, ...]
+    parts: tuple[int, ...]  # the axes that index the matrices
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        return (*self.parts, *self.inputs, *self.outputs)
+
+    def sizes(self, array: Array) -> tuple[int, int]:
+        rows, columns = (math.prod(array.shape[axis] for axis in group) for group in (self.inputs, self.outputs))
+        return rows, columns
 
 
 def hidden_matrices(path: str, ndim: int) -> Matrices | None:
@@ -63,11 +72,8 @@ def own_axes(path: str, ndim: int) -> tuple[int, ...]:
 
 def map_by_path(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Maps function(path, leaf, *other_leaves) over trees; paths are written as in bert_jax.model.layers."""
-
-    def with_path(keys: Any, *leaves: Any) -> Any:
-        return function(jax.tree_util.keystr(keys, simple=True, separator="/"), *leaves)
-
-    return jax.tree_util.tree_map_with_path(with_path, tree, *others)
+    name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+    return jax.tree_util.tree_map_with_path(lambda keys, *leaves: function(name(keys), *leaves), tree, *others)
 
 
 UpdateCounts = Mapping[str, Array] | None
@@ -76,15 +82,13 @@ UpdateCounts = Mapping[str, Array] | None
 def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
     """Returns the transformation from gradients to Adam's direction (Kingma and Ba 2015, algorithm 1).
 
-    It is first moment / (sqrt(second moment) + epsilon).
-    The settings are config.beta1, config.beta2 and config.epsilon. Without config.bias_correction
-    the moments, which start at zero, are used uncorrected, as in google-research/bert,
-    optimization.py, AdamWeightDecayOptimizer. Step t is then (1 - beta1^t) / sqrt(1 - beta2^t)
-    times as long: with beta1=0.9 and beta2=0.999, three to seven times in the first hundred steps.
-    Zhang et al. 2021, section 4, describe the effect on fine-tuning. The state is
-    optax.ScaleByAdamState in both cases.
+    The direction is first moment / (sqrt(second moment) + epsilon), and the state optax.ScaleByAdamState. Without
+    config.bias_correction the moments, which start at zero, are used uncorrected, as in google-research/bert,
+    optimization.py, AdamWeightDecayOptimizer. Step t is then (1 - beta1^t) / sqrt(1 - beta2^t) times as long: with
+    beta1=0.9 and beta2=0.999, three to seven times in the first hundred steps. Zhang et al. 2021, section 4, describe
+    the effect on fine-tuning.
 
-    `update` accepts `update_counts`, the number of updates of each parameter by path, this one included, for parameters
+    `update` accepts `update_counts`, the number of each parameter's updates by path, this one included, for parameters
     that begin to train after the first step (train/rules.py). Their bias is corrected by that number.
     """
     corrected = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
@@ -112,25 +116,24 @@ def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def corrected_square(config: OptimizerConfig, state: optax.ScaleByAdamState, update_counts: UpdateCounts = None) -> Any:
-    """Returns the second moment whose square root divided the most recent direction."""
+    """Returns the second moment whose square root divided the last direction."""
     return _without_bias(state.nu, config.beta2, state.count, update_counts) if config.bias_correction else state.nu
 
 
 def _without_bias(moment: Any, decay: float, count: Array, update_counts: UpdateCounts) -> Any:
     if update_counts is None:
         return optax.tree.bias_correction(moment, decay, count)
-    # By path, since a part of the parameters, such as those that Muon leaves to Adam, has some of the paths only.
+    # By path, since a part of the parameters, as Muon leaves to Adam, has only some of the paths.
     return map_by_path(lambda path, leaf: leaf / (1 - decay ** update_counts[path]), moment)
 
 
 def scale_by_trust_ratio() -> optax.GradientTransformation:
     """Multiplies each tensor's update by |parameter| / |update| (You et al. 2020, algorithm 2, with phi the identity).
 
-    Norms are taken separately for each layer, for queries, keys and values, and for the two halves
-    of a gated feed-forward. Updates of biases and normalization parameters are unchanged, as in
-    google-research/albert, lamb_optimizer.py (exclude_from_layer_adaptation), and so are those of
-    tensors whose parameter or update norm is 0. For a single matrix the result equals that of
-    optax.scale_by_trust_ratio, which takes one norm of a whole stack and also scales biases.
+    Norms are taken separately for layers, for queries, keys and values, and for the two halves of a gated feed-forward.
+    Updates of biases and normalization parameters are unchanged, as in google-research/albert, lamb_optimizer.py, which
+    excludes parameters without weight decay. This differs from optax.scale_by_trust_ratio, which takes one norm of a
+    whole stack and also scales biases.
     """
 
     def scale(path: str, update: Array, param: Array) -> Array:
@@ -147,10 +150,9 @@ def scale_by_trust_ratio() -> optax.GradientTransformation:
 def scale_by_stable_adam(config: OptimizerConfig, decays: dict[str, Any]) -> optax.GradientTransformation:
     """Returns StableAdamW: Adam's step plus weight decay, divided by max(1, RMS) (Wortsman et al. 2023, algorithm 2).
 
-    RMS is the root mean square of g / max(sqrt(u), epsilon) over one tensor of one layer (queries,
-    keys and values separately), where u is the second moment. It exceeds 1 when gradients are
-    larger than their history predicts, as happens before a loss spike. This replaces clipping by
-    the gradient norm. The state is optax.ScaleByAdamState.
+    RMS is the root mean square of g / max(sqrt(u), epsilon) over one tensor of one layer (queries, keys and values
+    separately), where u is the second moment. It exceeds 1 if gradients are larger than their history predicts, as
+    before a loss spike. This replaces clipping by the gradient norm. The state is optax.ScaleByAdamState.
     """
     adam = scale_by_adam(config)
 
@@ -184,26 +186,20 @@ UPDATE_SCALE = 0.2
 
 
 class MuonState(NamedTuple):
-    """The optimizer state: mu holds the exponential moving averages of the gradients."""
-
-    mu: Any
+    mu: Any  # exponential moving averages of the gradients
 
 
 def scale_by_muon(momentum: float) -> optax.GradientTransformation:
     """Returns the transformation that orthogonalizes the Nesterov momentum of hidden matrices.
 
-    Every array must consist of hidden matrices (hidden_matrices); otherwise the update
-    raises ValueError. Each update [in, out] is multiplied by 0.2 sqrt(max(in, out)) (Liu et al.
-    2025), so that one learning rate, warmup and weight decay suit both these matrices and the
-    parameters that AdamW updates. Jordan's factor, sqrt(max(1, out / in)), requires a separate
-    learning rate.
+    Every array must consist of hidden matrices (hidden_matrices); otherwise the update raises ValueError. Each update
+    [in, out] is multiplied by 0.2 sqrt(max(in, out)) (Liu et al. 2025), so that one learning rate, warmup and weight
+    decay suit both these matrices and the parameters that AdamW updates. Jordan's factor, sqrt(max(1, out / in)),
+    requires a separate learning rate.
 
-    On several devices, each orthogonalizes its share of the matrices. Matrices of one shape are
-    divided together, since the layers of one parameter alone are often fewer than the devices.
-
-    The result equals that of torch.optim.Muon with adjust_lr_fn="match_rms_adamw" on
-    each matrix, except that torch computes in bfloat16, as Jordan 2024 does. optax.contrib.muon
-    differs in its first steps because it corrects the bias of both terms of the momentum.
+    The result equals torch.optim.Muon with adjust_lr_fn="match_rms_adamw" on each matrix, except that torch computes in
+    bfloat16, as Jordan 2024 does. optax.contrib.muon differs in its first steps because it corrects the bias of both
+    terms of the momentum.
     """
 
     def init(params: Any) -> MuonState:
@@ -212,7 +208,19 @@ def scale_by_muon(momentum: float) -> optax.GradientTransformation:
     def update(gradients: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
         mean = jax.tree.map(lambda old, new: momentum * old + (1 - momentum) * new, state.mu, gradients)
         ahead = jax.tree.map(lambda old, new: momentum * old + (1 - momentum) * new, mean, gradients)
-        return _orthogonal_updates(ahead), MuonState(mean)
+        stacks = map_by_path(_stacked, ahead)
+        # Every device orthogonalizes its share of the matrices. Those of one shape are divided together, since the
+        # layers of one parameter alone are often fewer than the devices.
+        leaves, structure = jax.tree.flatten(stacks)
+        by_shape: dict[tuple[int, int], list[int]] = {}
+        for number, stack in enumerate(leaves):
+            by_shape.setdefault(stack.shape[1:], []).append(number)
+        for numbers in by_shape.values():
+            ends = np.cumsum([len(leaves[number]) for number in numbers])[:-1]
+            together = sharding.divided(orthogonalize, jnp.concatenate([leaves[number] for number in numbers]))
+            for number, part in zip(numbers, jnp.split(together, ends), strict=True):
+                leaves[number] = part
+        return map_by_path(_unstacked, ahead, jax.tree.unflatten(structure, leaves)), MuonState(mean)
 
     return optax.GradientTransformation(init, update)
 
@@ -233,46 +241,20 @@ def orthogonalize(matrices: Float[Array, "... R C"]) -> Float[Array, "... R C"]:
     return x if wide else x.mT
 
 
-def _orthogonal_updates(momenta: Any) -> Any:
-    """The update of each array of hidden matrices, by the optimizer's tree; see scale_by_muon."""
-    stacks = map_by_path(_stacked, momenta)
-    leaves, structure = jax.tree.flatten(stacks)
-    by_shape: dict[tuple[int, int], list[int]] = {}
-    for number, stack in enumerate(leaves):
-        by_shape.setdefault(stack.shape[1:], []).append(number)
-    for numbers in by_shape.values():
-        sizes = [len(leaves[number]) for number in numbers]
-        together = sharding.divided(orthogonalize, jnp.concatenate([leaves[n] for n in numbers]))
-        parts = jnp.split(together, np.cumsum(sizes)[:-1])
-        for number, part in zip(numbers, parts, strict=True):
-            leaves[number] = part
-    return map_by_path(_unstacked, momenta, jax.tree.unflatten(structure, leaves))
-
-
 def _stacked(path: str, array: Array) -> Float[Array, "K R C"]:
-    """The matrices of an array, one after another, with no more rows than columns."""
+    """Returns an array's matrices, one after another, with no more rows than columns."""
     axes = hidden_matrices(path, array.ndim)
     if axes is None:
         raise ValueError(f"{path} is not a hidden matrix; Muon updates only attention and feed-forward kernels")
-    rows, columns = _sizes(axes, array)
-    stack = array.transpose(_order(axes)).reshape(-1, rows, columns)
+    rows, columns = axes.sizes(array)
+    stack = array.transpose(axes.order).reshape(-1, rows, columns)
     return stack if rows <= columns else stack.mT
 
 
 def _unstacked(path: str, array: Array, stack: Float[Array, "K R C"]) -> Array:
-    """The scaled updates of the matrices of an array, with its shape."""
+    """Scales the updates of an array's matrices, and gives them its shape."""
     axes = hidden_matrices(path, array.ndim)
     assert axes
-    rows, columns = _sizes(axes, array)
-    order = _order(axes)
-    ordered = (stack if rows <= columns else stack.mT).reshape([array.shape[axis] for axis in order])
-    return UPDATE_SCALE * math.sqrt(max(rows, columns)) * ordered.transpose(np.argsort(order))
-
-
-def _sizes(axes: Matrices, array: Array) -> tuple[int, int]:
-    rows, columns = (math.prod(array.shape[axis] for axis in group) for group in (axes.inputs, axes.outputs))
-    return rows, columns
-
-
-def _order(axes: Matrices) -> tuple[int, ...]:
-    return (*axes.parts, *axes.inputs, *axes.outputs)
+    rows, columns = axes.sizes(array)
+    ordered = (stack if rows <= columns else stack.mT).reshape([array.shape[axis] for axis in axes.order])
+    return UPDATE_SCALE * math.sqrt(max(rows, columns)) * ordered.transpose(np.argsort(axes.order))

@@ -1,7 +1,6 @@
 """Learning-rate schedules as functions of the step and of the completed fraction of the run.
 
-Because a schedule depends on the fraction, runs limited by minutes and runs limited by steps share
-the same code.
+Because a schedule depends on the fraction, runs limited by minutes, tokens and steps share the same code.
 """
 
 import dataclasses
@@ -17,28 +16,26 @@ from bert_jax.errors import UserError
 def learning_rate(config: OptimizerConfig, step: Int[Array, ""], fraction: Float[Array, ""]) -> Float[Array, ""]:
     """Returns the learning rate of a step: the peak times the smaller of a warmup ramp and a decaying schedule.
 
-    step is the number of completed steps, and fraction the completed fraction of the run, from 0
-    to 1. The peak is config.learning_rate, and the schedule ends at config.final_share of it.
+    `step` is the number of completed steps, and `fraction` the completed fraction of the run, from 0 to 1. The peak is
+    config.learning_rate, and the schedule ends at config.final_share of it.
 
-    With warmup_steps, the ramp is (step + 1) / warmup_steps and the schedule starts with the run,
-    as in google-research/bert, optimization.py. Two details differ from that file, which replaces
-    the schedule by the ramp during warmup and whose first step has rate 0: taking the minimum
-    avoids a jump at the end of the ramp, and this ramp is one step ahead. With warmup_share, the
-    ramp takes that share of the run and the schedule runs over the rest, as in fairseq
-    (polynomial_decay) and transformers (get_linear_schedule_with_warmup).
+    With warmup_steps, the ramp is (step + 1) / warmup_steps and the schedule starts with the run, as in
+    google-research/bert, optimization.py. Two details differ from that file, which replaces the schedule by the ramp
+    during warmup and whose first step has rate 0: taking the minimum avoids a jump at the end of the ramp, and this
+    ramp is one step ahead. With warmup_share, the ramp takes that share of the run and the schedule runs over the rest,
+    as in fairseq (polynomial_decay) and transformers (get_linear_schedule_with_warmup).
 
     The schedules, where x is the completed share of the schedule:
 
       linear        1 - x
       cosine        (1 + cos(pi x)) / 2 (Loshchilov and Hutter 2017, equation 5, without restarts)
-      wsd           1 until the last decay_share of the run, then 1 - sqrt(x), where x is the
-                    completed share of that last part (Hu et al. 2024, section 4; decay shape of
-                    Haegele et al. 2024, section 3). Warmup does not shift the decay.
+      wsd           1 until the last decay_share of the run, then 1 - sqrt(x), where x is the completed share of that
+                    last part (Hu et al. 2024, section 4; decay shape of Haegele et al. 2024, section 3). Warmup does
+                    not shift the decay.
       constant      1
-      inverse_sqrt  sqrt(w / s) after s steps with w warmup steps, or the same with shares of the
-                    run for warmup_share (Vaswani et al. 2017, section 5.3, whose peak is
-                    (d_model w)^-0.5). With warmup_steps it does not depend on the length of the
-                    run. It decays towards final_share.
+      inverse_sqrt  sqrt(w / s) after s steps with w warmup steps, or the same with shares of the run for warmup_share
+                    (Vaswani et al. 2017, section 5.3, whose peak is (d_model w)^-0.5). With warmup_steps it does not
+                    depend on the length of the run. It decays towards final_share.
     """
     if config.warmup_share > 0:
         ramp = fraction / config.warmup_share
@@ -56,8 +53,8 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""], fraction: Float
 
 INVERSE_SQRT = "inverse_sqrt"
 
-# Each shape maps the completed share of the schedule to a level from 1 down to 0. The argument of inverse_sqrt is
-# instead the elapsed time in units of the warmup.
+# Each shape maps the completed share of the schedule to a level from 1 down to 0; inverse_sqrt takes the elapsed time
+# in units of the warmup instead.
 SHAPES: dict[str, Callable[[Float[Array, ""]], Float[Array, ""]]] = {
     "linear": lambda done: 1.0 - done,
     "cosine": lambda done: 0.5 * (1.0 + jnp.cos(jnp.pi * done)),
@@ -104,7 +101,7 @@ def check_schedule(config: OptimizerConfig) -> None:
 
 
 def warmup_warning(config: OptimizerConfig, steps: int) -> str:
-    """Returns a warning where a run of this many steps (0: unknown) ends within its warmup; otherwise nothing."""
+    """Returns a warning if a run of this many steps (0: unknown) ends within its warmup; otherwise an empty text."""
     if not 0 < steps < config.warmup_steps:
         return ""
     return (
@@ -115,10 +112,10 @@ def warmup_warning(config: OptimizerConfig, steps: int) -> str:
 
 
 def with_token_shares(config: OptimizerConfig, tokens: float) -> OptimizerConfig:
-    """Returns the configuration with warmup_tokens and decay_tokens as shares of a run of that many tokens.
+    """Turns warmup_tokens and decay_tokens into shares of a run of `tokens` tokens (0: it ends by steps or minutes).
 
-    A run that ends by tokens counts the completed fraction in tokens, so its schedule is one of shares. tokens is 0
-    for a run that ends by steps or minutes. Raises UserError for token counts that do not fit the run or the schedule.
+    A run that ends by tokens counts its completed fraction in tokens, so its schedule is one of shares. Raises
+    UserError for token counts that do not fit the run or the schedule.
     """
     counts = {name: getattr(config, name) for name in ("warmup_tokens", "decay_tokens")}
     for name, count in counts.items():
