@@ -43,12 +43,12 @@ class Valid(NamedTuple):
     expected: str
 
 
-def at_least(low: float) -> Valid:
+def at_least(low: int | float) -> Valid:
     # `low <= nan` is False, so NaN is refused as well.
     return Valid(lambda value: low <= value < math.inf, f"a finite number of at least {low}")
 
 
-def between(low: float, high: float) -> Valid:
+def between(low: int | float, high: int | float) -> Valid:
     return Valid(lambda value: low <= value <= high, f"a number from {low} to {high}")
 
 
