@@ -33,8 +33,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.pretraining import pretrain as run_pretraining
 from bert_jax.progress import is_watched
 from bert_jax.storage.files import IN_MEMORY, as_typed
-from bert_jax.storage.hub import PREFIX, model_address
-from bert_jax.storage.location import absolute, location
+from bert_jax.storage.location import PREFIX, absolute, location, model_address
 from bert_jax.tasks import evaluation, fill_mask, prediction
 from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, checked_texts, report_truncated, settings_of
 from bert_jax.tasks.evaluation import EvaluateOptions

@@ -21,8 +21,7 @@ from bert_jax.data.masking import rule as masking_rule
 from bert_jax.data.masking.rule import MaskingRule, ReplacementShares
 from bert_jax.errors import UserError
 from data_prep import output_files, sequences
-from data_prep.flags import ReadingOptions
-from data_prep.readers.corpus import Source
+from data_prep.readers.corpus import ReadingOptions, Source
 from data_prep.sentences import RULE_VERSION
 
 MOST = 2048  # shares: a unit's number has 31 bits in a sequence key

@@ -17,8 +17,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import KINDS
 from bert_jax.tokenization.wordpiece import MAX_WORD_LENGTH, WordPieceSpec
 from data_prep import counting, learners, processes
-from data_prep.flags import ReadingOptions
-from data_prep.readers.corpus import Corpus, find_sources, patterns
+from data_prep.readers.corpus import Corpus, ReadingOptions, find_sources, patterns
 
 _MUCH_UNKNOWN = 0.01  # of the characters
 

@@ -23,8 +23,8 @@ import bert_jax
 from bert_jax import command_line
 from bert_jax.commands import main as commands
 from bert_jax.config import FinetuneConfig, ModelOptions, PretrainConfig, TrainConfig, loading
+from bert_jax.config.loading import shipped_recipes
 from bert_jax.config.options import Key, keys
-from bert_jax.config.recipes import shipped_recipes
 
 # Where a type of a signature is defined, which its reader does not need.
 _PLACES = re.compile(

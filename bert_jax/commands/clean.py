@@ -23,10 +23,9 @@ from data_prep.cleaning import job, rules
 from data_prep.cleaning.job import SIGNATURES, Merging, read_signatures
 from data_prep.cleaning.rules import RULES
 from data_prep.cleaning.unit import VERSION, CleanedUnit, Steps, clean_unit, read_record
-from data_prep.flags import ReadingOptions
 from data_prep.job import complete, finished_units, keeping_units, own_folders, resumable_folder, unit_folder
 from data_prep.processes import keep_freed
-from data_prep.readers.corpus import Corpus, find_sources
+from data_prep.readers.corpus import Corpus, ReadingOptions, find_sources
 from data_prep.summary import PART, REPORT
 from data_prep.units import Unit
 

@@ -12,7 +12,7 @@ from bert_jax.data.shards import check_sizes, open_dataset
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter
 from bert_jax.reporting import page
-from bert_jax.reporting.terminal import excerpt_text, open_console, print_document
+from bert_jax.reporting.document import excerpt_text, open_console, print_document
 from bert_jax.storage.files import write_atomic
 from data_prep import output_files
 from data_prep.inspection import (

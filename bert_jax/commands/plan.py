@@ -62,13 +62,14 @@ def main(arguments: Sequence[str]) -> None:
     from bert_jax.planning.compile import RowSpec, with_architecture
     from bert_jax.planning.estimate import document, estimate
     from bert_jax.planning.topology import open_topology
-    from bert_jax.reporting import page, terminal
+    from bert_jax.reporting import document as reporting_document
+    from bert_jax.reporting import page
     from bert_jax.storage.files import write_json
 
     config, vocab_size = with_architecture(config, known.vocab_size)
     rows = RowSpec.of(config, known.seq_len, vocab_size)
     found = estimate(config, open_topology(known.topology, known.slices), rows)
-    terminal.print_document(document(found))
+    reporting_document.print_document(document(found))
     if known.json:
         write_json(known.json, found.as_json())
     if known.html:

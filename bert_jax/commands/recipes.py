@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_jax import command_line
-from bert_jax.config.recipes import recipe_file, shipped_recipes
+from bert_jax.config.loading import recipe_file, shipped_recipes
 from bert_jax.errors import UserError
 from bert_jax.storage.files import refuse_existing
 

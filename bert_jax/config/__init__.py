@@ -5,16 +5,8 @@ converts it to a dataclass once, at the border; the library itself uses only the
 """
 
 from bert_jax.config.finetuning import FinetuneConfig, TaskConfig
-from bert_jax.config.loading import change, from_flags, from_values, load, recipe, to_dict
-from bert_jax.config.model import (
-    ENCODERS,
-    EncoderKind,
-    LoraConfig,
-    ModelConfig,
-    ModelOptions,
-    add_encoder,
-)
-from bert_jax.config.recipes import recipe_module
+from bert_jax.config.loading import change, from_flags, from_values, load, recipe, recipe_module, to_dict
+from bert_jax.config.model import ENCODERS, EncoderKind, LoraConfig, ModelConfig, ModelOptions, add_encoder
 from bert_jax.config.training import (
     CheckpointConfig,
     DistillConfig,

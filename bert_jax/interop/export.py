@@ -7,7 +7,7 @@ from bert_jax.interop import huggingface, huggingface_export, onnx, original_ber
 from bert_jax.interop.loaded_model import LoadedModel, part_of, with_target_scale
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.storage.files import atomic_folder, refuse_existing
-from bert_jax.storage.hub import named_folder
+from bert_jax.storage.location import named_folder
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import TOKENIZER
 from bert_jax.train.workdir import WorkdirConfig, write_config, write_params

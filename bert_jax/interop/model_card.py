@@ -10,7 +10,7 @@ from typing import Any
 from bert_jax.interop.family import Family, head_names
 from bert_jax.interop.loaded_model import MOVING_AVERAGE, LoadedModel
 from bert_jax.model.layers import unflatten
-from bert_jax.storage import hub
+from bert_jax.storage import location
 from bert_jax.storage.files import IN_MEMORY
 from bert_jax.tokenization.vocabulary import KINDS
 from bert_jax.train.evaluation import is_threshold
@@ -187,7 +187,7 @@ def _without_folders(value: Any) -> Any:
         return {key: _without_folders(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_without_folders(entry) for entry in value]
-    if not isinstance(value, str) or value.startswith(hub.PREFIX):
+    if not isinstance(value, str) or value.startswith(location.PREFIX):
         return value
     parts = PurePath(value).parts
     *_, run, folder, last = ("", "", "", *parts)

@@ -23,8 +23,16 @@ from bert_jax.model import layers, lora
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads.basic import HIDDEN_PROJECTION
 from bert_jax.storage.files import INCOMPLETE, refuse_pickle
-from bert_jax.storage.hub import named_folder
-from bert_jax.storage.location import Location, absolute, check_access, local_folder, location, read_json, store_errors
+from bert_jax.storage.location import (
+    Location,
+    absolute,
+    check_access,
+    local_folder,
+    location,
+    named_folder,
+    read_json,
+    store_errors,
+)
 from bert_jax.tokenization.vocabulary import TOKENIZER
 from bert_jax.train import workdir as workdir_lib
 from bert_jax.train.orbax_io import AVERAGE

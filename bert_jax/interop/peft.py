@@ -22,7 +22,7 @@ from bert_jax.interop.huggingface_export import class_for, family_for, task_fiel
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.sentence_transformers import read_optional
 from bert_jax.model import lora
-from bert_jax.storage import hub
+from bert_jax.storage import location
 from bert_jax.storage.files import atomic_folder, read_json, write_json
 
 CONFIG_FILE, WEIGHTS_FILE, TASK_FILE = "adapter_config.json", "adapter_model.safetensors", "task.json"
@@ -179,14 +179,14 @@ def _base_folder(directory: Path, name: object) -> Path:
     for folder in (Path(str(name)), directory / str(name)) if name else ():
         if (folder / huggingface.CONFIG_FILE).exists():
             return folder
-    address = str(hub.model_address(str(name)))
-    if not name or not address.startswith(hub.PREFIX):
+    address = str(location.model_address(str(name)))
+    if not name or not address.startswith(location.PREFIX):
         raise UserError(
             f"{directory / CONFIG_FILE}: base_model_name_or_path is {name!r}, which is neither a model's folder nor a "
             "name of the Hugging Face Hub. Set the field to one of them"
         )
     try:
-        return Path(hub.named_folder(address))
+        return Path(location.named_folder(address))
     except UserError as error:
         raise UserError(f"{directory / CONFIG_FILE}: base_model_name_or_path: {error}") from None
 
@@ -204,7 +204,7 @@ def write(loaded: LoadedModel, directory: str | Path, base: str = "") -> None:
             "or use --format hf"
         )
     base = base or str(loaded.training.get("init_from", ""))
-    original = _read_base(Path(hub.named_folder(base)), loaded)
+    original = _read_base(Path(location.named_folder(base)), loaded)
     family = family_for(loaded)
     class_name = class_for(family, loaded.heads)
     table = family.table(class_name)
@@ -228,7 +228,7 @@ def write(loaded: LoadedModel, directory: str | Path, base: str = "") -> None:
     values = {
         "peft_type": "LORA",
         "task_type": next((kind for kind, end in TASK_TYPES.items() if class_name.endswith(end)), None),
-        "base_model_name_or_path": base.removeprefix(hub.PREFIX),
+        "base_model_name_or_path": base.removeprefix(location.PREFIX),
         "r": config.rank,
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,

@@ -17,8 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop import export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.storage.files import write_atomic
-from bert_jax.storage.hub import PREFIX
-from bert_jax.storage.location import location, location_address, store_of
+from bert_jax.storage.location import PREFIX, location, location_address, store_of
 from bert_jax.tasks.embedder import is_iterable
 from bert_jax.tasks.kinds.choice import CHOICES
 from bert_jax.tasks.kinds.question_data import QUESTION_COLUMNS

@@ -14,9 +14,7 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.storage.files import write_atomic
-from bert_jax.tasks.inference import (
-    FineTuned,
-)
+from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.rows import Split
 from bert_jax.tasks.task import Task
 from bert_jax.train import distributed

@@ -16,13 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import named, registry
-from bert_jax.tasks.inference import (
-    Predictor,
-    task_params,
-    tokenizer_of,
-    with_max_length,
-    with_null_threshold,
-)
+from bert_jax.tasks.inference import Predictor, task_params, tokenizer_of, with_max_length, with_null_threshold
 from bert_jax.tasks.kinds.classification import ClassificationTask
 from bert_jax.tasks.kinds.embedding import EmbeddingTask
 from bert_jax.tasks.labels import NamedLabelsTask, check_names

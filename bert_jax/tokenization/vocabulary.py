@@ -14,7 +14,7 @@ import numpy as np
 from bert_jax.array_types import Bool, Integer
 from bert_jax.errors import UserError
 from bert_jax.storage.files import read_json
-from bert_jax.storage.hub import named_folder
+from bert_jax.storage.location import named_folder
 from bert_jax.tokenization import byte_bpe, wordpiece
 from bert_jax.tokenization.specification import (
     Roles,

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import to_dict
-from bert_jax.data.prefetch import Prefetched
+from bert_jax.data.loader import Prefetched
 from bert_jax.errors import UserError
 from bert_jax.model import layers
 from bert_jax.model.attention import layer

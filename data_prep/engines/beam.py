@@ -24,15 +24,7 @@ from typing import Any
 from bert_jax.command_line import Parser, explain_os_error
 from bert_jax.errors import RunAgain, UserError
 from bert_jax.storage.remote import Folder
-from data_prep.engines.remote import (
-    Work,
-    do_unit,
-    pack_tokenizer,
-    pack_unit,
-    put_in_place,
-    split_options,
-    unpack_unit,
-)
+from data_prep.engines.remote import Work, do_unit, pack_tokenizer, pack_unit, put_in_place, split_options, unpack_unit
 from data_prep.job import UnitRecord
 from data_prep.processes import KEPT, KILLED, cores
 from data_prep.units import Unit

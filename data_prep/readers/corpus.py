@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from bert_jax.config.options import Valid, option
 from bert_jax.data.manifest import MANIFEST
 from bert_jax.errors import UserError
 from bert_jax.storage.files import INCOMPLETE, MARKER, OnRead, ignore_progress
 from bert_jax.storage.remote import find_files, is_remote, is_special
 from data_prep import output_files
 from data_prep.readers import Items, Omission, Refusal, datasets, tables, text, web, wiki
+from data_prep.readers.text import FORMATS
 
 DOCUMENT = ("blank_line", "file")
 ON_ERROR = ("fail", "skip")
@@ -332,3 +334,46 @@ def documents(path: str | Path, on_read: OnRead = ignore_progress) -> Iterator[s
             raise item
         if isinstance(item, bytes):
             yield item.decode()
+
+
+# The options that every command with --input shares: how the text is read.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingOptions:
+    """How the files of --input become documents."""
+
+    input_format: str = option(
+        "auto",
+        f"format of every input file: {', '.join(FORMATS)}; or auto: by its name, and text by its content, too",
+        metavar="NAME",
+    )
+    text_field: str = option(
+        "text",
+        "field or column that holds the text, in JSONL, CSV, TSV, Parquet, Arrow and TFDS",
+        metavar="NAME",
+        aliases=["text"],
+    )
+    document: str = option(
+        "blank_line", "what separates the documents of text: blank_line, or file (each file is one document)"
+    )
+    document_separator: str = option(
+        "",
+        "the line that separates the documents of text, in place of blank lines, for example '<|endoftext|>' or ---; "
+        "default: a blank line",
+        metavar="LINE",
+        dashes=True,
+    )
+    on_error: str = option("fail", "for input that cannot be used: fail, or skip and count it")
+    workers: int = option(
+        0,
+        "number of processes; 0: one for each core (ray: of the cluster)",
+        metavar="N",
+        valid=Valid(lambda count: count >= 0, "0 or more (0: one for each core)"),
+    )
+
+    def reading(self, workers: int) -> Reading:
+        """Returns how so many processes read. Raises UserError for an unknown choice."""
+        return Reading(
+            self.text_field, self.document, self.on_error, self.input_format, self.document_separator, workers
+        )

@@ -12,7 +12,7 @@ import pytest
 from bert_jax import config
 from bert_jax.commands import main, recipes
 from bert_jax.config import FinetuneConfig, PretrainConfig
-from bert_jax.config.recipes import recipe_file, shipped_recipes
+from bert_jax.config.loading import recipe_file, shipped_recipes
 from bert_jax.errors import UserError
 from website.links import without_relative_links
 

@@ -5,7 +5,7 @@ from random_checkpoints import assert_same_tensors, odd_config, random_checkpoin
 
 from bert_jax.commands import convert
 from bert_jax.errors import UserError
-from bert_jax.interop import huggingface, huggingface_export
+from bert_jax.interop import export, huggingface, huggingface_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 
 
@@ -28,7 +28,7 @@ def test_a_model_of_the_hub_is_converted_by_its_name(tmp_path, folder, monkeypat
     downloaded = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: downloaded.append(name) or str(folder))
     monkeypatch.setattr("bert_jax.interop.export.write", lambda loaded, _: None)  # as of a folder
-    assert_same_tensors(convert.convert("hf:org/tiny", tmp_path / "ours").params, huggingface.read(folder).params)
+    assert_same_tensors(export.convert("hf:org/tiny", tmp_path / "ours").params, huggingface.read(folder).params)
     assert downloaded == ["org/tiny"]
 
 

@@ -42,7 +42,7 @@ def test_an_export_opens_as_the_same_model(tmp_path, workdir, layout):
 
 
 def test_the_model_card_contains_what_is_known(tmp_path, workdir):
-    commands_export.export(workdir, tmp_path / "out")
+    export.export(workdir, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "`bad`, `good`" in card and "| accuracy | 0.8125 |" in card
     assert "| optimizer.learning_rate | 3e-05 |" in card and "data.train" not in card
@@ -69,7 +69,7 @@ def test_bfloat16_rounds_each_parameter_to_the_nearest_and_config_json_names_it(
 @pytest.mark.slow
 def test_transformers_opens_bfloat16_exports_and_gives_the_same_outputs(tmp_path, workdir, peer_python):
     out = tmp_path / "out"
-    commands_export.export(workdir, out, dtype="bfloat16")
+    export.export(workdir, out, dtype="bfloat16")
     loaded = open_checkpoint(out)
     loaded = dataclasses.replace(loaded, vocabulary=Tokenizer(loaded.vocabulary.spec))
     assert_transformers_agrees(peer_python, [(out, loaded)], tolerance=1e-5)
@@ -78,9 +78,9 @@ def test_transformers_opens_bfloat16_exports_and_gives_the_same_outputs(tmp_path
 
 
 def test_a_file_of_half_precision_can_be_exported_in_float32(tmp_path, workdir):
-    commands_export.export(workdir, tmp_path / "narrow", dtype="bfloat16")
-    commands_export.export(tmp_path / "narrow", tmp_path / "same")
-    commands_export.export(tmp_path / "narrow", tmp_path / "wide", dtype="float32")
+    export.export(workdir, tmp_path / "narrow", dtype="bfloat16")
+    export.export(tmp_path / "narrow", tmp_path / "same")
+    export.export(tmp_path / "narrow", tmp_path / "wide", dtype="float32")
     narrow, same, wide = (open_checkpoint(tmp_path / name) for name in ("narrow", "same", "wide"))
     assert (narrow.dtype, same.dtype, wide.dtype) == ("bfloat16", "bfloat16", "float32")
     assert_same_tensors(wide.params, narrow.params)

@@ -53,7 +53,7 @@ def test_sentences_are_any_strings_of_a_caller(loaded, monkeypatch):
         with pytest.raises(UserError, match=said):
             fill_mask.fill_mask(loaded, given)
         with pytest.raises(UserError, match=said):
-            commands_fill_mask.generate(loaded, 1, given)
+            fill_mask.generate(loaded, 1, given)
 
 
 def test_other_sentences_in_the_call_change_nothing(loaded):
@@ -136,7 +136,7 @@ def test_rows_of_the_table_that_are_no_tokens_are_never_predicted(tmp_path):
     [filled] = fill_mask.fill_mask(larger, ["the [MASK] sat"], top=131)
     assert sum(one.probability for one in filled.masks[0]) == pytest.approx(1, abs=1e-4)
     assert len({one.token for one in filled.masks[0]}) == 131
-    assert commands_fill_mask.generate(larger, 3, ["the cat"], seed=1)
+    assert fill_mask.generate(larger, 3, ["the cat"], seed=1)
 
 
 def test_a_vocabulary_without_a_mask_is_refused(loaded):
@@ -203,7 +203,7 @@ SHARES = {"cat": 0.5, "dog": 0.25, "sat": 0.15, "river": 0.1}
 def test_generated_tokens_follow_the_distribution_of_the_model(loaded, steps, temperature):
     """A chi-squared test at a false-alarm rate of 1e-6 of 2,560 tokens, which are independent for any steps."""
     model = independent(loaded, SHARES | {"[SEP]": 5.0, "[MASK]": 5.0})  # special tokens are never sampled
-    texts = commands_fill_mask.generate(model, 20, [""] * 128, steps=steps, seed=3, temperature=temperature)
+    texts = fill_mask.generate(model, 20, [""] * 128, steps=steps, seed=3, temperature=temperature)
     tokens = [token for text in texts for token in text.split()]
     assert len(tokens) == 128 * 20 and set(tokens) <= set(SHARES)
     expected = np.array(list(SHARES.values())) ** (1 / temperature)
@@ -213,7 +213,7 @@ def test_generated_tokens_follow_the_distribution_of_the_model(loaded, steps, te
 
 def test_every_mask_is_filled_and_the_prompt_stays(loaded):
     prompts = ["the cat sat on a mat", "a", "", "the [MASK] sat"]
-    texts = commands_fill_mask.generate(loaded, 12, prompts, steps=5, seed=1)
+    texts = fill_mask.generate(loaded, 12, prompts, steps=5, seed=1)
     words = tokenizer.Tokenizer(loaded.vocabulary.spec)
     for prompt, text in zip(prompts[:3], texts[:3], strict=True):
         assert text.startswith(prompt)
@@ -227,11 +227,11 @@ def test_every_mask_is_filled_and_the_prompt_stays(loaded):
 
 def test_a_seed_determines_the_text(loaded):
     prompts = ["a", "the cat"]
-    first, again = (commands_fill_mask.generate(loaded, 15, prompts, seed=4) for _ in range(2))
+    first, again = (fill_mask.generate(loaded, 15, prompts, seed=4) for _ in range(2))
     assert first == again
-    assert first != commands_fill_mask.generate(loaded, 15, prompts, seed=5)
-    assert commands_fill_mask.generate(loaded, 15, prompts[:1], seed=4) == first[:1]  # another prompt changes nothing
-    same = commands_fill_mask.generate(loaded, 15, ["a", "a"], seed=4)
+    assert first != fill_mask.generate(loaded, 15, prompts, seed=5)
+    assert fill_mask.generate(loaded, 15, prompts[:1], seed=4) == first[:1]  # another prompt changes nothing
+    same = fill_mask.generate(loaded, 15, ["a", "a"], seed=4)
     assert same[0] != same[1]
 
 
@@ -240,7 +240,7 @@ def test_the_command_generates(tmp_path, loaded, capsys):
     place = ["--checkpoint", str(tmp_path / "hf")]
     commands_fill_mask.main([*place, "--generate", "9", "--steps", "3", "--seed", "2", "--temperature", "0.7"])
     [alone] = capsys.readouterr().out.splitlines()
-    assert alone == commands_fill_mask.generate(loaded, 9, steps=3, seed=2, temperature=0.7)[0]
+    assert alone == fill_mask.generate(loaded, 9, steps=3, seed=2, temperature=0.7)[0]
     commands_fill_mask.main([*place, "--generate", "9", "a cat", "the dog"])
     first, blank, second = capsys.readouterr().out.splitlines()
     assert first.startswith("a cat ") and not blank and second.startswith("the dog ")
@@ -260,4 +260,4 @@ def test_generation_that_cannot_be_done_is_refused(loaded):
         (5, {"temperature": 0.0}, r"--temperature is 0\.0; use a number above 0"),
     ):
         with pytest.raises(UserError, match=message):
-            commands_fill_mask.generate(loaded, new_tokens, **options)
+            fill_mask.generate(loaded, new_tokens, **options)

@@ -22,7 +22,7 @@ from bert_jax.planning.estimate import Estimate, StepTime, document, notes, run_
 from bert_jax.planning.program import Collective, Flops, count_flops
 from bert_jax.planning.topology import CHIPS, GIB, GPUS, Topology
 from bert_jax.reporting import page as pages
-from bert_jax.reporting.terminal import print_document
+from bert_jax.reporting.document import print_document
 from bert_jax.train import sharding
 from bert_jax.train.metric_accumulator import training_flops
 

@@ -17,14 +17,7 @@ from tiny_runs import RECIPE, TINY
 from bert_jax.commands import pretrain
 from bert_jax.config import CheckpointConfig, PretrainConfig, PretrainDataConfig
 from bert_jax.data.example import Batch
-from bert_jax.data.mixture import (
-    LaneShares,
-    Mixture,
-    MixtureSpec,
-    NamedFolder,
-    RowShares,
-    read_mixture,
-)
+from bert_jax.data.mixture import LaneShares, Mixture, MixtureSpec, NamedFolder, RowShares, read_mixture
 from bert_jax.data.phases import PhasedLoader, open_held_out, open_phases
 from bert_jax.data.schedules import batch_schedule
 from bert_jax.data.shards import Dataset, open_dataset

@@ -1,4 +1,4 @@
-"""Prefetching (bert_jax/data/prefetch.py): in order, bounded, and stopped when nobody reads."""
+"""Prefetching (bert_jax/data/loader.py): in order, bounded, and stopped when nobody reads."""
 
 import gc
 import itertools
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from bert_jax.config.training import DataConfig, PretrainDataConfig
-from bert_jax.data.prefetch import Prefetched
+from bert_jax.data.loader import Prefetched
 from bert_jax.errors import UserError
 
 
@@ -78,7 +78,7 @@ def test_dropping_the_iterator_stops_the_thread():
 
 def test_an_interpreter_exits_with_a_prefetch_running():
     program = (
-        "from bert_jax.data.prefetch import Prefetched\n"
+        "from bert_jax.data.loader import Prefetched\n"
         "elements = Prefetched(lambda step: step, 0, depth=2)\n"
         "print(next(elements))\n"
     )

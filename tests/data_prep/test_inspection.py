@@ -17,7 +17,7 @@ from bert_jax.data.manifest import read_unigram_counts
 from bert_jax.data.masking.masker import Masker
 from bert_jax.data.shards import Corrupt, open_dataset, read_shard, write_shard
 from bert_jax.errors import UserError
-from bert_jax.reporting.terminal import excerpt_text
+from bert_jax.reporting.document import excerpt_text
 from data_prep import output_files
 from data_prep.build import build
 from data_prep.build_options import BuildOptions

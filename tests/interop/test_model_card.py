@@ -5,7 +5,6 @@ import json
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
 
-from bert_jax.commands import export as commands_export
 from bert_jax.config import PretrainDataConfig
 from bert_jax.data.manifest import read_manifest
 from bert_jax.data.phases import open_phases, summarize
@@ -25,7 +24,7 @@ def card_of(tmp_path, result, heads=None, **known) -> str:
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), heads or Heads(mlm=True), **known)
     export.write(loaded, tmp_path / "workdir")
     (tmp_path / "workdir" / "result.json").write_text(json.dumps(result))
-    commands_export.export(tmp_path / "workdir", tmp_path / "out")
+    export.export(tmp_path / "workdir", tmp_path / "out")
     return (tmp_path / "out" / "README.md").read_text()
 
 
@@ -179,7 +178,7 @@ def test_the_card_of_a_fine_tuned_model_has_scores_over_seeds_and_numbers_of_exa
 def test_an_export_in_bert_jax_format_keeps_the_records(tmp_path):
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(mlm=True), data=(source("wiki"),))
     export.write(loaded, tmp_path / "workdir")
-    commands_export.export(tmp_path / "workdir", tmp_path / "out", format="orbax")
+    export.export(tmp_path / "workdir", tmp_path / "out", format="orbax")
     assert open_checkpoint(tmp_path / "out").data == (source("wiki"),)
 
 

@@ -27,9 +27,9 @@ from golden import (
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, ROOT, TINY
 
-from bert_jax.commands import evaluate, export, pretrain, report
-from bert_jax.commands.embed import embed
+from bert_jax.commands import evaluate, pretrain, report
 from bert_jax.errors import UserError
+from bert_jax.interop import export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.lineage.encoders import CELLS
 from bert_jax.model import layers
@@ -39,6 +39,7 @@ from bert_jax.model.dropout import dropout, row_seeds
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.tasks import fill_mask
+from bert_jax.tasks.embedder import embed
 from bert_jax.train.objectives import CausalLMObjective, means, total_loss
 
 LM = Heads(lm=True)

@@ -14,12 +14,7 @@ from bert_jax.errors import UserError
 from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params, bind, init_params
 from bert_jax.model.heads.config import Heads
-from bert_jax.model.outputs import (
-    masked_logits,
-    next_sentence_logits,
-    pool_vectors,
-    vocabulary_logits,
-)
+from bert_jax.model.outputs import masked_logits, next_sentence_logits, pool_vectors, vocabulary_logits
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.transformer import gather_positions
 

@@ -16,7 +16,6 @@ from rich.console import Console
 from scipy.special import softmax
 from tiny_batches import lay, random_sequence
 
-from bert_jax.commands import export as commands_export
 from bert_jax.commands.features import result_table
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
 from bert_jax.errors import UserError
@@ -140,7 +139,7 @@ def test_a_fine_tuned_mix_is_saved_measured_and_exported(reviews, tmp_path, monk
 
     with monkeypatch.context() as patched:
         patched.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the sizes of a program are symbolic
-        commands_export.export(tmp_path / "run", tmp_path / "program", "stablehlo")
+        export.export(tmp_path / "run", tmp_path / "program", "stablehlo")
     program = jax.export.deserialize((tmp_path / "program" / "predictions.stablehlo").read_bytes())
     words = loaded.vocabulary
     ids = np.array([[words.cls_id, *(words.id_of(word) for word in ("the", "cat", "sat")), words.sep_id]], np.int32)
@@ -148,8 +147,8 @@ def test_a_fine_tuned_mix_is_saved_measured_and_exported(reviews, tmp_path, monk
     parameters = safetensors.numpy.load_file(tmp_path / "program" / "parameters.safetensors")
     np.testing.assert_allclose(jax.jit(program.call)(parameters, inputs)["class_logits"][0], logits, atol=1e-4)
     with pytest.raises(UserError, match=r"cannot hold heads\.layer_mix=True. Use --format orbax"):
-        commands_export.export(tmp_path / "run", tmp_path / "hf", "hf")
-    commands_export.export(tmp_path / "run", tmp_path / "orbax", "orbax")
+        export.export(tmp_path / "run", tmp_path / "hf", "hf")
+    export.export(tmp_path / "run", tmp_path / "orbax", "orbax")
     assert predict(tmp_path / "orbax", ["the cat sat"], all_scores=True) == [found]
 
 

@@ -23,12 +23,7 @@ from bert_jax.lineage import WITHOUT_ATTENTION
 from bert_jax.model import bert, layers
 from bert_jax.model.heads.config import Heads
 from bert_jax.reporting import report, runs
-from bert_jax.reporting.pretraining import (
-    choose_masked_positions,
-    join_tokens,
-    predict_masked_tokens,
-    unigram_baseline,
-)
+from bert_jax.reporting.pretraining import choose_masked_positions, join_tokens, predict_masked_tokens, unigram_baseline
 from bert_jax.tokenization import tokenizer
 from bert_jax.train.workdir import read_config, write_config, write_params
 

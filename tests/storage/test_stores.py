@@ -23,9 +23,10 @@ from streamed_outputs import check_streaming
 from tiny_runs import RECIPE, ROOT, TINY
 
 from benchmarks import resume
-from bert_jax.commands import export, pretrain
+from bert_jax.commands import pretrain
 from bert_jax.config import FinetuneConfig, TaskConfig
 from bert_jax.errors import RunAgain, UserError
+from bert_jax.interop import export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.reporting import report
 from bert_jax.storage import hold

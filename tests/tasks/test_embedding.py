@@ -14,11 +14,11 @@ import pytest
 from random_checkpoints import odd_config, random_checkpoint
 from tiny_steps import DEFAULT
 
-from bert_jax.commands.export import export
 from bert_jax.config import FinetuneConfig, MeshConfig, OptimizerConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.interop import export as bert_jax_export
 from bert_jax.interop import huggingface_export
+from bert_jax.interop.export import export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import bert, layers
 from bert_jax.model.heads.config import Heads

@@ -16,7 +16,6 @@ from tiny_finetuning import config_of, write_nli
 from tiny_runs import ROOT
 
 from bert_jax.commands import finetune as commands_finetune
-from bert_jax.commands.export import export
 from bert_jax.config import (
     CheckpointConfig,
     EvalConfig,
@@ -28,6 +27,7 @@ from bert_jax.config import (
 )
 from bert_jax.config.model import LoraConfig
 from bert_jax.errors import Stopped, UserError
+from bert_jax.interop.export import export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import lora as lora_lib
 from bert_jax.model.heads.config import Heads

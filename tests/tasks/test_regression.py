@@ -12,10 +12,10 @@ import pytest
 from random_checkpoints import odd_config, random_checkpoint
 from scipy import stats
 
-from bert_jax.commands.export import export
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.interop import export as bert_jax_export
+from bert_jax.interop.export import export
 from bert_jax.interop.loaded_model import with_target_scale
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.bert import abstract_params, bind

@@ -17,7 +17,6 @@ from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, ROOT, TINY
 
 from bert_jax.commands import evaluate, export, finetune, pretrain
-from bert_jax.commands import fill_mask as commands_fill_mask
 from bert_jax.config import OptimizerConfig, PretrainConfig
 from bert_jax.data.example import Batch
 from bert_jax.errors import UserError
@@ -275,7 +274,7 @@ def test_a_run_resumes_bit_for_bit_evaluates_and_serves_as_a_masked_model(shards
     # An untrained model's bound is that of nearly equal probabilities.
     assert abs(measured["mdm_loss"] / math.log(straight.model.vocab_size) - 1) < 0.1
     assert len(fill_mask.fill_mask(straight, ["The [MASK] sat."])[0].masks) == 1
-    [text] = commands_fill_mask.generate(tmp_path / "straight", 6, ["The river"], seed=1)
+    [text] = fill_mask.generate(tmp_path / "straight", 6, ["The river"], seed=1)
     assert text.lower().startswith("the river") and "[MASK]" not in text
 
 

@@ -13,10 +13,10 @@ from random_checkpoints import assert_same_tensors, random_checkpoint
 from tiny_runs import arguments
 
 from bert_jax.commands import pretrain
-from bert_jax.commands.export import export
 from bert_jax.config import DistillConfig, EvalConfig, FinetuneConfig, ModelConfig, OptimizerConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.interop import export as bert_jax_export
+from bert_jax.interop.export import export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import layers

@@ -29,8 +29,7 @@ from bert_jax.train.objectives import (
     total_loss,
 )
 from bert_jax.train.objectives.language_modeling import unmasked
-from bert_jax.train.objectives.phased import MaskedTokenBatch, NextTokenBatch
-from bert_jax.train.objectives.pretraining import ShardTraits
+from bert_jax.train.objectives.pretraining import MaskedTokenBatch, NextTokenBatch, ShardTraits
 
 ENCODER = ModelConfig(
     vocab_size=61,

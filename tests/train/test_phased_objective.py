@@ -35,8 +35,7 @@ from bert_jax.train.clock import TokenLength
 from bert_jax.train.metric_accumulator import MetricAccumulator
 from bert_jax.train.objectives import OBJECTIVES, MaskedLMObjective, PhasedObjective, means, pretraining_objective
 from bert_jax.train.objectives.language_modeling import unmasked
-from bert_jax.train.objectives.phased import MaskedTokenBatch, NextTokenBatch
-from bert_jax.train.objectives.pretraining import ShardTraits
+from bert_jax.train.objectives.pretraining import MaskedTokenBatch, NextTokenBatch, ShardTraits
 from bert_jax.train.orbax_io import read_meta
 from bert_jax.train.workdir import latest_step
 from data_prep.build import build

@@ -13,9 +13,9 @@ from random_checkpoints import assert_same_tensors
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, TINY
 
-from bert_jax.commands import evaluate, export, pretrain
+from bert_jax.commands import evaluate, pretrain
 from bert_jax.errors import UserError
-from bert_jax.interop import family
+from bert_jax.interop import export, family
 from bert_jax.interop.families.electra import ELECTRA
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import bert, layers

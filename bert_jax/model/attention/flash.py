@@ -19,15 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int, UInt32
 
 from bert_jax.errors import UserError
-from bert_jax.model.attention.kernels import (
-    FIRST,
-    FIRST_OF_SECOND,
-    LAST,
-    MASKED_SCORE,
-    Grid,
-    KernelOptions,
-    run_padded,
-)
+from bert_jax.model.attention.kernels import FIRST, FIRST_OF_SECOND, LAST, MASKED_SCORE, Grid, KernelOptions, run_padded
 from bert_jax.model.dropout import Seeds
 from bert_jax.model.ops import Heads
 

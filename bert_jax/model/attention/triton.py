@@ -22,15 +22,7 @@ from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Int, UInt32
 
 from bert_jax.model.attention.choice import TRITON_BLOCK, TRITON_WHOLE_ROW, triton_length
-from bert_jax.model.attention.kernels import (
-    FIRST,
-    FIRST_OF_SECOND,
-    LAST,
-    MASKED_SCORE,
-    Grid,
-    KernelOptions,
-    run_padded,
-)
+from bert_jax.model.attention.kernels import FIRST, FIRST_OF_SECOND, LAST, MASKED_SCORE, Grid, KernelOptions, run_padded
 from bert_jax.model.dropout import Seeds
 from bert_jax.model.ops import Heads
 

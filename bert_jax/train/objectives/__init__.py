@@ -24,8 +24,7 @@ from bert_jax.train.objectives.objective import (
     means,
     total_loss,
 )
-from bert_jax.train.objectives.phased import PhasedObjective
-from bert_jax.train.objectives.pretraining import OBJECTIVES, pretraining_objective
+from bert_jax.train.objectives.pretraining import OBJECTIVES, PhasedObjective, pretraining_objective
 from bert_jax.train.objectives.replaced_tokens import ReplacedTokensObjective
 
 __all__ = [

@@ -15,12 +15,14 @@ from bert_jax.train.optim.chains import (
     build,
     decays,
     first_average,
+    learning_rate,
     next_average,
     overrides_weight_decay,
     rate_factors,
+    warmup_warning,
     weight_decay_warning,
+    with_token_shares,
 )
-from bert_jax.train.optim.schedules import learning_rate, warmup_warning, with_token_shares
 
 __all__ = [
     "OPTIMIZERS",
