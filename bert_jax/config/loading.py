@@ -28,7 +28,7 @@ import ml_collections
 from bert_jax.config.options import nearest, type_name
 from bert_jax.errors import UserError
 
-# Finds the recipes that come with bert_jax by name, e.g. `bert_base` or `glue`.
+# Finds recipes by name, e.g. `bert_base` or `glue`.
 
 
 _PACKAGE = Path(__file__).parent.parent
@@ -73,16 +73,7 @@ def recipe_module(name: str) -> ModuleType:
     return module
 
 
-# Reads a recipe and its overrides into a configuration dataclass.
-#
-# `from_flags` serves the command line and `from_values` serves Python. Both run the recipe, set the overridden keys,
-# and call `load`, which builds the dataclass. An unknown key is an error that suggests the nearest known one.
-#
-# Values have one notation, on the command line, in recipes and in Python: Python's literals. On the command line a bare
-# word is text, so `--config.task.metrics=f1,accuracy` means ("f1", "accuracy").
-#
-# Short flags come last: `--checkpoint runs/base` means `--config.init_from=runs/base`. A flag has the same name in
-# every command. A configuration without the key does not have the flag.
+# Reads a recipe and its overrides.
 
 
 Config = TypeVar("Config")

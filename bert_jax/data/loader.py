@@ -2,7 +2,8 @@
 
 Three loaders build on one another: `DatasetLoader` makes rows of one data set by number, `MixtureLoader`
 (data/mixture.py) turns steps into numbers and picks sources, and `PhasedLoader` (data/phases.py) picks a step's phase.
-Helpers for evaluation come last: word counts for likelihoods per word, and rows with every token masked in turn.
+Then come helpers for evaluation: word counts for likelihoods per word, and rows with every token masked in turn. At the
+end, Prefetched prepares batches ahead in a thread.
 
 Rows are counted in these ways, from a step of training to a stored row:
 

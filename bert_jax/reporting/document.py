@@ -1,7 +1,8 @@
 """The content of a page or a printed summary: tables, texts and charts, independent of how they are rendered.
 
 A Document has Sections, and a Section has Blocks. Blocks hold plain text and numbers, which the renderers escape
-(page.py writes HTML, terminal.py prints); only Markup holds HTML, and only pages show it."""
+(page.py writes HTML, print_document prints); only Markup holds HTML, and only pages show it.
+"""
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence

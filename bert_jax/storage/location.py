@@ -3,7 +3,9 @@
 `location` turns an address into a path. The first part describes the stores: packages, credentials and errors. The
 second reads, writes and moves files and folders. A store has no folders, appends nothing and renames by copying, but
 shows an object only once it is complete. So files in a store are written whole, and a folder exists as long as
-something is in it. Orbax uses the same paths (etils) and the same packages."""
+something is in it. Orbax uses the same paths (etils) and the same packages. At the end are models of the Hugging Face
+Hub (hf:NAME).
+"""
 
 import contextlib
 import errno

@@ -1,4 +1,8 @@
-"""Objectives that follow one another in a run: next tokens and masked tokens, predicted by one model."""
+"""Builds the pretraining objective that config.objective names.
+
+First comes PhasedObjective, which lets next tokens and masked tokens follow one another in a run; then the checks of a
+configuration, and the table OBJECTIVES, which extensions join.
+"""
 
 import dataclasses
 import math

@@ -1,7 +1,9 @@
 """Builds the Optax chain of a configuration, the factors of single parameters, and the moving average.
 
 Read first rate_factors and decays, the learning-rate factor and the weight decay of a parameter by rules over paths;
-then build, whose chain gives a direction without the learning rate; then apply_updates."""
+then build, whose chain gives a direction without the learning rate; then apply_updates, and last the schedules of the
+learning rate.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
