@@ -338,7 +338,7 @@ def test_only_a_run_that_is_kept_is_the_origin_of_its_model(model, tmp_path, mon
         export.write(model.loaded, workdir)
         return {"start": config.init_from}
 
-    monkeypatch.setattr(api, "finetune", run)
+    monkeypatch.setattr(api, "run_finetuning", run)
     monkeypatch.chdir(tmp_path)
     tuned = bert_jax.finetune(model, ROWS, text="review", label="stars", workdir="runs/a" if kept else None)
     assert tuned.result["start"] == model.loaded.origin
@@ -535,7 +535,7 @@ def test_a_model_of_the_hub_is_named_by_its_address_where_a_run_begins(model, fo
         export.write(model.loaded, workdir)
         return {}
 
-    monkeypatch.setattr(api, "finetune", run)
+    monkeypatch.setattr(api, "run_finetuning", run)
     for start in ("org/tiny", "hf:org/tiny", bert_jax.load("org/tiny"), str(folder)):
         bert_jax.finetune(start, ROWS, text="review", label="stars")
     assert starts == ["hf:org/tiny"] * 3 + [str(folder)]
@@ -582,7 +582,7 @@ def configured(model, monkeypatch) -> Callable[..., FinetuneConfig]:
         export.write(model.loaded, workdir)
         return {}
 
-    monkeypatch.setattr(api, "finetune", run)
+    monkeypatch.setattr(api, "run_finetuning", run)
 
     def configure(**given: Any) -> FinetuneConfig:
         bert_jax.finetune(model, ROWS, **given)
@@ -598,7 +598,7 @@ def test_a_group_of_overrides_leaves_its_other_keys_as_the_recipe_has_them(confi
         assert (found.task.text, found.task.max_length) == ("review", 16) and found.optimizer == nested.optimizer
         assert (found.optimizer.warmup_steps, found.optimizer.learning_rate) == (-1, 1e-3)
     started: list[Any] = []
-    monkeypatch.setattr(api, "pretrain", lambda config, workdir, hooks: started.append(config) or {})
+    monkeypatch.setattr(api, "run_pretraining", lambda config, workdir, hooks: started.append(config) or {})
     bert_jax.pretrain("bert_tiny", tmp_path, data="shards", overrides={"model": {"dropout": 0.0}})
     [tiny] = started
     assert (tiny.model.preset, tiny.model.dropout, tiny.data.train) == ("tiny", 0.0, "shards")
@@ -620,7 +620,7 @@ def test_overrides_are_values_of_python(configured, tmp_path, monkeypatch):
     assert configured(text="review", label=["good", "long"], kind="multilabel").task.label == ("good", "long")
     assert configured(kind="question").task.text == ""
     started: list[Any] = []
-    monkeypatch.setattr(api, "pretrain", lambda config, workdir, hooks: started.append(config) or {})
+    monkeypatch.setattr(api, "run_pretraining", lambda config, workdir, hooks: started.append(config) or {})
     mixture = {"wiki": ("shards/wiki", 0.7), "books": ("shards/books", 0.3)}
     bert_jax.pretrain("bert_tiny", tmp_path, overrides={"data.mixture": mixture, "batch_schedule": {0: 256, 100: 512}})
     assert (started[0].data.mixture, started[0].batch_schedule) == (mixture, {0: 256, 100: 512})

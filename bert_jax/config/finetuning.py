@@ -17,7 +17,7 @@ class TaskConfig:
     data_dir: str = option("", "the folder of a named task's files, or tfds: and a name; empty: $BERT_JAX_DATA", "file")
     train: str = option("", "the file to train on; `bert-jax recipes own` describes the formats", "file")
     dev: str = option(
-        "", "the file that chooses seeds and rates, and with early_stop steps; empty: none", "file", "held_out"
+        "", "the file that chooses seeds and settings, and with early_stop steps; empty: none", "file", "held_out"
     )
     test: str = option("", "a file that is never trained on, for task.submission; empty: none", "file")
     text: str = option("", "a column, by its header name or its number from 0")

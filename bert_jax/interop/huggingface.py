@@ -19,7 +19,7 @@ from rich.console import Console
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.interop import family as name_table
+from bert_jax.interop import family as families
 from bert_jax.interop import sentence_transformers
 from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.family import COUNTED, Family
@@ -210,11 +210,11 @@ def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: Safet
         raise UserError(f"{file}: the model has {model.layers} layers, but its file only {len(weights)} tensors")
     table = family.table(class_name)
     # transformers 4 ties both biases of an untied output, and its files may hold the second one alone.
-    twice = [entry.names for entry in table if entry.layout is name_table.VOCABULARY_TWICE]
+    twice = [entry.names for entry in table if entry.layout is families.VOCABULARY_TWICE]
     absent = {first: second for first, second in twice if first not in weights and second in weights}
-    shapes = name_table.tensor_shapes(table, model, heads)
+    shapes = families.tensor_shapes(table, model, heads)
     _check_tensors(file, weights, {name: shapes[name] for name in shapes if name not in absent}, family)
-    params = name_table.import_params(table, lambda name: weights[absent.get(name, name)], model, heads)
+    params = families.import_params(table, lambda name: weights[absent.get(name, name)], model, heads)
     words = load_vocabulary(directory, model, file.name)
     model, params = _match_token_types(directory, values, model, params)
     task = read_task(file, values, model, heads)

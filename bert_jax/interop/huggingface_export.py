@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import processors
 
 from bert_jax.errors import UserError
-from bert_jax.interop import family as name_table
+from bert_jax.interop import family as families
 from bert_jax.interop import huggingface, model_card, sentence_transformers
 from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.family import ARCHITECTURE_FIELDS, Family, head_names
@@ -69,7 +69,7 @@ def write(loaded: LoadedModel, directory: str | Path, vectors: Mapping[str, Any]
     family = family_for(loaded)
     loaded = without_span_boundary(loaded)
     class_name = class_for(family, loaded.heads)
-    tensors = name_table.export_tensors(family.table(class_name), loaded.params, loaded.model)
+    tensors = families.export_tensors(family.table(class_name), loaded.params, loaded.model)
     tensors = {family.full_name(bare, class_name): tensor for bare, tensor in tensors.items()}
     # The dtype of the file that was read, unless that loses something: an imported half-precision file is exported
     # unchanged, and one that was trained further is not rounded.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.interop import family as name_table
+from bert_jax.interop import family as families
 from bert_jax.interop import huggingface
 from bert_jax.interop.family import LAYERS, Entry, Family, check_fixed
 from bert_jax.interop.huggingface import SafetensorsFolder, save_tensors
@@ -36,7 +36,7 @@ TASK_TYPES = {
     "CAUSAL_LM": "LMHeadModel",
     "FEATURE_EXTRACTION": "Model",  # last, because other classes may end so, too
 }
-_FIXED: name_table.Fixed = (
+_FIXED: families.Fixed = (
     ("peft_type", ("LORA",)),
     ("bias", ("none", None)),
     ("use_dora", (False, None)),
@@ -271,10 +271,10 @@ def _changed_modules(
 ) -> dict[str, np.ndarray]:
     """The tensors of modules outside the encoder that are missing from the base model or differ from it."""
     plain = {path: value for path, value in loaded.params.items() if not lora.is_adapter(path)}
-    tensors = name_table.export_tensors(table, plain, loaded.model)
+    tensors = families.export_tensors(table, plain, loaded.model)
     heads = {name for entry in table if entry not in family.encoder for name in entry.names if name in tensors}
     base_table = family.table(class_for(family, original.heads))
-    known = name_table.export_tensors(base_table, original.params, original.model)
+    known = families.export_tensors(base_table, original.params, original.model)
     changed = {name.split(".")[0] for name in heads if not np.array_equal(known.get(name, np.empty(0)), tensors[name])}
     return {name: tensors[name] for name in sorted(heads) if name.split(".")[0] in changed}
 

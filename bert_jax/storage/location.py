@@ -428,7 +428,7 @@ def named_folder(address: str | PurePath, kind: Literal["checkpoint", "tokenizer
             if pickle := min(pickles, key=lambda file: ("model" not in file, file), default=""):
                 raise pickle_error(address, pickle)
         return folder
-    except UserError:
+    except (UserError, TypeError):  # a refusal, or a fault of this program
         raise
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
         raise UserError(

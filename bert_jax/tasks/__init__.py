@@ -11,7 +11,7 @@ TaskObjective          a TaskBatch -> outputs of the heads -> the loss, or the a
 inference.Predictor    runs the model over all batches and returns the answers in the order of the rows
 Task.measure           answers -> metrics by name (metrics.py); Task.predictions -> what `bert-jax predict` prints
 
-finetuning.py trains on this path (runs.py prepares it, trials.py has the seeds and rates), evaluation.py measures,
+finetuning.py trains on this path (runs.py prepares it, trials.py has the seeds), evaluation.py measures,
 prediction.py predicts inputs without labels. embedder.py, features.py, fill_mask.py and retrieval.py use the encoder or
 its pretraining heads.
 """

@@ -243,7 +243,7 @@ def _refuse_for_task(max_rows: int, pseudo_perplexity: bool) -> None:
 
 
 def _refuse_for_shards(
-    columns: Columns, others: Mapping[str, str], null_threshold: float | None, max_length: int, truncate_dim: int
+    columns: Columns, others: Mapping[str, Any], null_threshold: float | None, max_length: int, truncate_dim: int
 ) -> None:
     """Raises UserError if an option of tasks is given, but the checkpoint was pretrained.
 

@@ -295,7 +295,7 @@ def prepare(
     report: Report = distributed.note,
     kept: Kept | None = None,
 ) -> tuple[Start, Data, dict[Trial, Run]]:
-    """Returns the start, the encoded data, and the run of each seed and rate. Writes nothing; warnings are reported.
+    """Returns the start, the encoded data, and the run of each seed. Writes nothing; warnings are reported.
 
     What `kept` has of the configuration before, and this one shares, is neither read nor encoded again.
     """

@@ -181,7 +181,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
         """
 
     def default_metrics(self) -> tuple[str, ...]:
-        """The metrics if the task names none; the first one selects the best seed and rate."""
+        """The metrics if the task names none; the first one selects the best seed."""
         return self.usual_metrics
 
     def with_metrics(self) -> "Task":
@@ -343,7 +343,7 @@ def span_sums(
     """Returns the cross-entropy and `correct` over all spans up to the maximum length K.
 
     With C = 1 the loss is binary: span or no span. With C > 1 it is a softmax over span classes, of which class 0 is
-    NULL. Weights are 0 for spans that cross sequences (Bert.possible_spans). Source: Jurafsky and Martin, Speech and
+    NULL. Weights are 0 for spans that cross sequences (possible_spans in model/heads/structured.py). Source: Jurafsky and Martin, Speech and
     Language Processing, 3rd edition, "Fine-tuning for Span-Based Applications".
     """
     if logits.shape[-1] == 1:

@@ -86,7 +86,7 @@ def check_seeds(config: FinetuneConfig, workdir: Location) -> None:
 
 
 def chosen_by(config: FinetuneConfig, task: Task) -> str:
-    """The dev metric that selects seed and rate: checkpoint.best, or the task's first.
+    """The dev metric that selects the seed: checkpoint.best, or the task's first.
 
     With early_stop it also selects the step of a run, which otherwise is the last one.
     """
@@ -133,7 +133,7 @@ def check_measured(key: str, value: Any, measured: bool) -> None:
         )
 
 
-def _with_crf_rate(rates: dict[str, float], task: Task) -> dict[str, float]:
+def _with_crf_rate(rates: dict[str, float], task: Task) -> dict[str, int | float]:
     """optimizer.rates with the rate of a CRF (task.crf_rate), unless it has one already."""
     return {CRF_PATH: task.crf_rate, **rates} if isinstance(task, TaggingTask) and task.crf else rates
 

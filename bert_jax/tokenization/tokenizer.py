@@ -15,7 +15,6 @@ import numpy as np
 
 from bert_jax.array_types import Int64, Integer, UInt
 from bert_jax.tokenization import vocabulary
-from bert_jax.tokenization.byte_bpe import ByteBPEEngine
 from bert_jax.tokenization.engine import ChunkCache, Engine, refuse_surrogates
 from bert_jax.tokenization.specification import TokenizerSpec
 from bert_jax.tokenization.vocabulary import Vocabulary
@@ -36,6 +35,8 @@ class Tokenizer(Vocabulary):
         if self.kind == "wordpiece":
             self._engine = WordPieceEngine(spec_of_kind)
         elif self.kind == "bpe":
+            from bert_jax.tokenization.byte_bpe import ByteBPEEngine  # takes a while to import
+
             self._engine = ByteBPEEngine(spec_of_kind)
         else:  # SentencePiece's library is imported only if it is needed
             from bert_jax.tokenization.sentencepiece_engine import SentencePieceEngine

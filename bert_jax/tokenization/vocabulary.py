@@ -15,7 +15,7 @@ from bert_jax.array_types import Bool, Integer
 from bert_jax.errors import UserError
 from bert_jax.storage.files import read_json
 from bert_jax.storage.location import named_folder
-from bert_jax.tokenization import byte_bpe, wordpiece
+from bert_jax.tokenization import wordpiece
 from bert_jax.tokenization.specification import (
     Roles,
     TokenizerSpec,
@@ -195,6 +195,8 @@ def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> 
         return wordpiece.from_lines(file, settings, lowercase)
     content = read_json(file)
     if file.name == "vocab.json":
+        from bert_jax.tokenization import byte_bpe  # takes a while to import
+
         return byte_bpe.from_files(content, file.parent / "merges.txt", settings, lowercase)
     model = content.get("model") or {}
     if not model:
@@ -206,6 +208,8 @@ def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> 
     if kind == "WordPiece":
         return wordpiece.from_json(content, settings, lowercase)
     if kind == "BPE":
+        from bert_jax.tokenization import byte_bpe
+
         return byte_bpe.from_json(content, settings, lowercase)
     if kind == "Unigram":
         from bert_jax.tokenization import sentencepiece_model

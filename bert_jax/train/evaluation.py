@@ -72,8 +72,8 @@ def _add(total: Any, part: tuple[Terms, Counts] | None) -> Any:
     return values if total is None else _add_trees(total, values)
 
 
-def _finite_means(total: tuple[Terms, Counts], weights: Mapping[str, float]) -> dict[str, float]:
-    """Divides sums by counts and drops the metrics of terms whose count is 0.
+def _finite_means(total: Any, weights: Mapping[str, float]) -> dict[str, float]:
+    """Divides the sums of terms by their counts and drops the metrics of terms whose count is 0.
 
     The loss comes first, the others by name. Logs, checkpoints and the screen keep this order.
     """

@@ -76,7 +76,7 @@ class Run:
     early_stop: int = 0  # evaluations without a better checkpoint.best before it ends; 0: never
     task: dict[str, Any] | None = None  # written to config.json: name, kind and labels of a fine-tuning task
     verbose: bool = False  # print the table of parameters when it begins
-    summary_workdir: Location | None = None  # holds the joint result of all seeds and rates
+    summary_workdir: Location | None = None  # holds the joint result of all seeds
 
     @property
     def end(self) -> int:

@@ -269,7 +269,7 @@ def test_a_plan_of_the_architecture_of_a_checkpoint(step, tmp_path):
             "model.bptt is 35, longer than the rows of the shards, 20",
         ),
         (
-            {"optimizer": OptimizerConfig(rates={".*": 0})},
+            {"optimizer": OptimizerConfig(rates={".*": 0.0})},
             64,
             r"optimizer.rates is \{'\.\*': 0.*\}, which trains no parameter",
         ),
@@ -306,6 +306,6 @@ def test_a_plan_of_shards_in_a_store_reads_only_their_manifest(shards_dir, tmp_p
     with pytest.raises(UserError, match=r"but the rows of gs://bucket/books have \d+ positions; omit --seq_len"):
         rows(9, train="gs://bucket/books")
     with pytest.raises(UserError, match=r"names the same rows twice, as a and b \(gs://bucket/books\)"):
-        rows(mixture={"a": ("gs://bucket/books", 1), "b": ("gs://bucket/books", 1)})
+        rows(mixture={"a": ("gs://bucket/books", 1.0), "b": ("gs://bucket/books", 1.0)})
     with pytest.raises(UserError, match=r"^gs://bucket/none/manifest\.json does not exist"):
         rows(train="gs://bucket/none")

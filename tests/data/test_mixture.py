@@ -61,7 +61,7 @@ def three(folders: dict[str, Path], one: float = 0.5, two: float = 0.3) -> dict[
 def later_phases(folders: dict[str, Path]) -> dict[int, object]:
     """They read the sources in other shares and under other names, alone, and again in a mixture."""
     return {
-        6: sources(folders, uno=("middle", 1), due=("large", 1)),
+        6: sources(folders, uno=("middle", 1.0), due=("large", 1.0)),
         13: str(folders["small"]),
         19: sources(folders, one=("large", 0.25), three=("small", 0.75)),
     }
@@ -125,7 +125,7 @@ def test_every_batch_has_the_shares_and_neither_order_nor_names_change_it(folder
     for step in range(12):
         found = [owners[text] for text in texts(loader.batch(step))]
         assert [found.count(name) for name in NAMES] == [10, 6, 4]
-    other = loader_of(sources(folders, c=("small", 2), a=("large", 5), b=("middle", 3)), schedule={0: 20})
+    other = loader_of(sources(folders, c=("small", 2.0), a=("large", 5.0), b=("middle", 3.0)), schedule={0: 20})
     assert_rows_equal(other.batch(7), loader.batch(7))
 
 
@@ -162,7 +162,7 @@ def test_epochs_and_tokens_before_a_step_count_the_rows_of_all_phases(folders, o
 
 
 def test_the_start_of_a_run_reports_shares_and_the_epochs_that_it_will_read(folders):
-    mixed = sources(folders, a=("large", 1), b=("small", 3))
+    mixed = sources(folders, a=("large", 1.0), b=("small", 3.0))
     loader = loader_of(three(folders), {10: str(folders["small"]), 20: mixed}, {0: 20})
     rows = {name: open_dataset(folder, "train").rows for name, folder in folders.items()}
     first, last = loader.describe_mixtures(30)
@@ -177,7 +177,7 @@ def test_the_start_of_a_run_reports_shares_and_the_epochs_that_it_will_read(fold
 
 
 def test_epochs_count_from_the_step_at_which_the_data_changed(folders):
-    mixed = sources(folders, a=("large", 1), b=("small", 3))
+    mixed = sources(folders, a=("large", 1.0), b=("small", 3.0))
     loader = loader_of(three(folders), {10: str(folders["small"]), 20: mixed}, {0: 20})
     small = open_dataset(folders["small"], "train").rows
     assert loader.epochs_before(10, 5)["three"] == pytest.approx(20 / small)
@@ -241,10 +241,10 @@ def test_sources_mix_whether_or_not_their_text_has_scripts_without_spaces(folder
     [
         (["--config.data.train={small}"], r"data\.train is .* and data\.mixture is .*; leave out one of them"),
         (
-            ["--config.data.phases={{9: {{a: ('{large}', 1), b: '{middle}'}}}}"],
+            ["--config.data.phases={{9: {{a: ('{large}', 1.0), b: '{middle}'}}}}"],
             r"data\.phases\.9 has shares, but none for b",
         ),
-        (["--config.data.phases={{9: {{a: ('{large}', 1), b: ('/nowhere', 1)}}}}"], "/nowhere"),
+        (["--config.data.phases={{9: {{a: ('{large}', 1.0), b: ('/nowhere', 1.0)}}}}"], "/nowhere"),
         (
             [
                 *("--config.checkpoint.best=eval_two/loss", "--config.eval.every_steps=3"),
@@ -257,7 +257,7 @@ def test_sources_mix_whether_or_not_their_text_has_scripts_without_spaces(folder
                 *("--config.checkpoint.best=eval_ema_two/loss", "--config.optimizer.ema_decay=0.9"),
                 *(
                     "--config.eval.every_steps=3",
-                    "--config.data.phases={{9: {{one: ('{large}', 1), two: ('{small}', 1)}}}}",
+                    "--config.data.phases={{9: {{one: ('{large}', 1.0), two: ('{small}', 1.0)}}}}",
                 ),
             ],
             r"checkpoint\.best=eval_ema_two/loss compares .* but the held-out rows of data\.phases differ",
@@ -338,7 +338,7 @@ def test_sources_have_names_folders_and_shares_or_one_alpha(mixture, folders, al
     [
         ({"wi=ki": "DIR"}, "has the name 'wi=ki'"),
         ({"wiki": ("DIR", 0.5), "books": "OTHER"}, "has shares, but none for books"),
-        ({"wiki": ("DIR", 0.5), "books": ("OTHER", 0)}, "the share of books is 0. Use a positive number"),
+        ({"wiki": ("DIR", 0.5), "books": ("OTHER", 0.0)}, "the share of books is 0. Use a positive number"),
         ({"wiki": ("DIR", 0.5), "books": ("OTHER", -1)}, "the share of books is -1"),
         ({"wiki": ("DIR", float("nan"))}, "the share of wiki is nan"),
     ],

@@ -136,7 +136,7 @@ def test_caller_that_stops_early_leaves_no_unit_half_done(tmp_path: Path) -> Non
 def test_options_are_checked(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="leave it out for the local engine"):
         engines.run("local", _never, [], 1, directory=tmp_path, options="--address=auto")
-    with pytest.raises(UserError, match="unknown --engine spark; choose from local, beam, ray"):
+    with pytest.raises(UserError, match="unknown --engine 'spark'; choose from local, beam, ray"):
         build(BuildOptions("a", "b", tmp_path / "out", 64, engine="spark"))
     given = ["--input=a", "--engine_options", "--address=auto", "--tokenizer=b", "--output=c", "--seq_len=64"]
     assert build_options.parse(given).engine_options == "--address=auto"

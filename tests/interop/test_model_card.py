@@ -36,7 +36,7 @@ def source(name, **changes):
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_summary_has_the_counts_of_the_manifest_and_no_folder(shards_dir, mixed):
-    spec = {"mixture": {"books": (str(shards_dir), 1)}} if mixed else {"train": str(shards_dir)}
+    spec = {"mixture": {"books": (str(shards_dir), 1.0)}} if mixed else {"train": str(shards_dir)}
     (one,) = summarize(open_phases(PretrainDataConfig(**spec)))
     manifest = read_manifest(shards_dir)
     assert (one["name"], one["share"], one["from_step"]) == ("books" if mixed else shards_dir.name, 1, 0)

@@ -126,7 +126,7 @@ def test_the_unigram_baseline_knows_the_training_rows_of_the_run_and_none_of_dat
     assert own and own == others
     gone = words(pretrained, train=str(tmp_path / "gone"), eval=str(other))
     assert "There is no unigram baseline: no " in gone and "The first prediction is correct" in gone
-    assert "unigram baseline" not in words(pretrained, mixture={"wiki": (str(shards_dir), 1)}, eval=str(other))
+    assert "unigram baseline" not in words(pretrained, mixture={"wiki": (str(shards_dir), 1.0)}, eval=str(other))
 
 
 @pytest.mark.parametrize(

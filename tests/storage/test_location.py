@@ -67,7 +67,7 @@ def test_several_processes_are_refused_in_s3(monkeypatch):
 
 def test_a_profile_and_a_file_in_place_of_the_workdir_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"config\.profile cannot be written to gs://bucket/run; use a local"):
-        traced_steps("1:2", epath.Path("gs://bucket/run"))
+        traced_steps((1, 2), epath.Path("gs://bucket/run"))
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="is a file; name a folder"):
         check_workdir(tmp_path / "file")

@@ -175,7 +175,7 @@ def test_a_list_of_negatives_may_have_any_length(tmp_path: Path, words) -> None:
         ({"scale": 0.0}, PAIRS, "task.scale is 0.0; use a factor above 0"),
         ({"pooling": "attention_dot"}, PAIRS, "task.pooling is 'attention_dot'; choose from: cls, mean, max, last"),
         ({"dimensions": (8, 0)}, PAIRS, "task.dimensions is"),
-        ({"loss": "cosent", "negatives": ""}, PAIRS, "task.loss is cosent, but .* has no scores"),
+        ({"loss": "cosent", "negatives": ()}, PAIRS, "task.loss is cosent, but .* has no scores"),
         ({"loss": "cosent"}, PAIRS, "task.symmetric and task.negatives are for task.loss=contrastive"),
         ({"columns": Columns("a", "")}, PAIRS, "task.text_pair is not set"),
         ({"columns": Columns("a", "b", "c")}, PAIRS, "f.tsv line 2: 'the river' is not a score"),

@@ -328,7 +328,7 @@ def test_steps_warmup_and_evaluation_follow_from_rows_and_epochs() -> None:
     config = FinetuneConfig(optimizer=OptimizerConfig(warmup_steps=-1), epochs=3.0, batch_size=32)
 
     def settings_of(config: FinetuneConfig) -> FinetuneConfig:
-        return trials.settings(config, Trial(7, 1e-4), named.TASKS["rte"].task, rows=1001, measured=True)
+        return trials.settings(config, Trial(7), named.TASKS["rte"].task, rows=1001, measured=True)
 
     settings = settings_of(config)
     assert (settings.seed, settings.steps, settings.eval.every_steps) == (7, 94, 32)

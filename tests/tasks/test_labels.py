@@ -217,17 +217,20 @@ def test_balanced_weights_are_those_of_scikit_learn_and_1_for_what_the_file_does
 
 
 def test_given_weights_go_by_label_and_the_others_weigh_1() -> None:
-    assert weights_of({"c": 3, "a": 0.5}) == (0.5, 1.0, 3.0, 1.0)
+    assert weights_of({"c": 3.0, "a": 0.5}) == (0.5, 1.0, 3.0, 1.0)
     assert weights_of("") == ()
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"class_weights": {"e": 2}}, r"names 'e', which is not a label of train.tsv: a, b, c, d"),
+        ({"class_weights": {"e": 2.0}}, r"names 'e', which is not a label of train.tsv: a, b, c, d"),
         ({"class_weights": "balance"}, r"class_weights is 'balance'; use balanced, or"),
-        ({"class_weights": {"a": 0, "b": 0, "c": 0, "d": 0}}, r"so all classes weigh 0; give one a weight above 0"),
-        ({"class_weights": {"a": -1}}, r"has 'a': -1\. Use a number of 0 or more"),
+        (
+            {"class_weights": {"a": 0.0, "b": 0.0, "c": 0.0, "d": 0.0}},
+            r"so all classes weigh 0; give one a weight above 0",
+        ),
+        ({"class_weights": {"a": -1.0}}, r"has 'a': -1\.0\. Use a number of 0 or more"),
         ({"label_smoothing": 1.0}, r"task.label_smoothing is 1.0; use 0 \(none\) or a share below 1"),
     ],
 )
@@ -260,7 +263,7 @@ def test_tags_are_weighed_by_words_in_the_scheme_of_the_labels() -> None:
 
 def test_the_denominator_is_the_weight_of_the_labels_and_evaluation_has_no_weights() -> None:
     task = replace(
-        TASK, class_weight_values=(0.5, 2.0, 1.0, 1.0), class_weights={"a": 0.5, "b": 2}, label_smoothing=0.1
+        TASK, class_weight_values=(0.5, 2.0, 1.0, 1.0), class_weights={"a": 0.5, "b": 2.0}, label_smoothing=0.1
     )
     labels, weights = jnp.array([0, 1, 1, 0]), jnp.array([1.0, 1, 1, 0])
     batch = TaskBatch(*[jnp.zeros((4, 8), jnp.int32)] * 4, labels=labels, label_weights=weights)

@@ -338,7 +338,7 @@ def test_a_restart_knows_the_best_step_that_was_evaluated_after_it_was_saved(tmp
 
 def test_invalid_options_for_keeping_are_refused_before_a_folder_is_made(tmp_path):
     for keeping in ({"keep": -1}, {"keep_every": -5}):
-        with pytest.raises(UserError, match=r"config\.checkpoint\.keep\w* is -\d\. Use a number of at least 0"):
+        with pytest.raises(UserError, match=r"config\.checkpoint\.keep\w* is -\d\. Use a finite number of at least 0"):
             CheckpointConfig(**keeping)
     with pytest.raises(UserError, match=r"checkpoint\.best is 'loss'; expected a held-out metric"):
         Checkpoints(tmp_path / "checkpoints", keep=1, best="loss")

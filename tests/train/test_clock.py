@@ -213,7 +213,7 @@ def test_tokens_before_a_step_are_those_of_its_rows_on_average(parts):
 
 def test_after_whole_epochs_the_count_is_what_was_read(parts):
     train = parts[0]
-    loader = loader_of(parts[:1], (0,), f"0:{train.rows}")
+    loader = loader_of(parts[:1], (0,), {0: train.rows})
     read = sum(int((loader.batch(step).sequence_ids > 0).sum()) for step in range(3))
     assert loader.tokens_before(3) == read
 

@@ -236,7 +236,7 @@ def test_layer_decay_reduces_the_rate_of_lower_layers():
 
 def test_rate_factors_multiply_and_zero_freezes():
     params = layers()
-    config = OptimizerConfig(layer_decay=0.5, rates={"^embeddings/": 0, "layers/2/.*bias": 4})
+    config = OptimizerConfig(layer_decay=0.5, rates={"^embeddings/": 0.0, "layers/2/.*bias": 4.0})
     factors = optim.rate_factors(config, params, rules.trainable("last:2", params))
     by_path = paths.flatten(factors)
     np.testing.assert_array_equal(by_path["encoder/layers/feed_forward/output/bias"].ravel(), [0, 1 / 4, 2])

@@ -336,9 +336,9 @@ def test_init_from_loads_all_parameters(trained, shards_dir, tmp_path):
         (["--config.replaced_weight=-50"], r"config\.replaced_weight is -50\.0; use a weight of at least 0"),
         (
             ["--config.checkpoint.every_minutes=-1"],
-            r"config\.checkpoint\.every_minutes is -1\.0\. Use a number of at least 0",
+            r"config\.checkpoint\.every_minutes is -1\.0\. Use a finite number of at least 0",
         ),
-        (["--config.eval.max_rows=-100"], r"config\.eval\.max_rows is -100\. Use a number of at least 0"),
+        (["--config.eval.max_rows=-100"], r"config\.eval\.max_rows is -100\. Use a finite number of at least 0"),
     ],
 )
 def test_invalid_option_gives_one_line_and_writes_nothing(shards_dir, tmp_path, overrides, message):

@@ -46,7 +46,8 @@ def test_rules_keep_their_order(params):
 
 
 @pytest.mark.parametrize(
-    "numbers", [{"": 1}, {"embeddings": -1}, {"embeddings": math.nan}, {"(": 1}, {"embedings": 1}, {"layers/2/": 1}]
+    "numbers",
+    [{"": 1.0}, {"embeddings": -1.0}, {"embeddings": math.nan}, {"(": 1.0}, {"embedings": 1.0}, {"layers/2/": 1.0}],
 )
 def test_what_is_no_rule_or_meets_nothing_is_refused(params, numbers):
     with pytest.raises(UserError, match=r"optimizer\.rates"):
@@ -247,7 +248,7 @@ def deep_leaf(path: str) -> np.ndarray:
 
 @pytest.mark.slow
 def test_layers_that_a_rate_of_zero_freezes_may_lie_between_others():
-    config = dataclasses.replace(CONFIG, rates={"layers/(0|2)/": 0, "^embeddings/token": 0})
+    config = dataclasses.replace(CONFIG, rates={"layers/(0|2)/": 0.0, "^embeddings/token": 0.0})
     plan = plan_of("all", config)
     state = train(plan)
     assert_close(state.params, train_masked(plan.factors, config))
@@ -432,7 +433,7 @@ def test_a_gradient_that_is_not_finite_counts_only_where_a_parameter_trains():
 
 
 def test_a_rate_of_zero_freezes_in_gradual_unfreezing_too():
-    plan = unfreezing_plan(config=dataclasses.replace(CONFIG, rates={"layers/1/": 0}))
+    plan = unfreezing_plan(config=dataclasses.replace(CONFIG, rates={"layers/1/": 0.0}))
     begins = layers.flatten(plan.unfreezing.begins)
     assert begins["encoder/layers/feed_forward/input/kernel"].ravel().tolist() == [8, 4, 2]
     assert begins["embeddings/norm/scale"] == 10 and begins["classifier/dense/kernel"] == 0

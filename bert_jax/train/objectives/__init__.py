@@ -5,8 +5,8 @@
   diffusion          masked tokens at random rates, weighted to a bound on the likelihood
   replaced_tokens    which tokens a generator replaced
   distilled          any of these or of the tasks, with a teacher
-  phased             next tokens in some phases of a run, masked tokens in others
-  pretraining        the table of pretraining objectives, and the one that a configuration and its shards ask for
+  pretraining        the table of pretraining objectives, and the one that a configuration and its shards ask for; also
+                     next tokens in some phases of a run, masked tokens in others
 
 The objectives of fine-tuning are in bert_jax/tasks.
 """
