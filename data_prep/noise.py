@@ -12,7 +12,7 @@ from typing import Concatenate, NamedTuple, ParamSpec
 import numpy as np
 
 from bert_jax.array_types import Bool, Int64, UInt64
-from bert_jax.data import order
+from bert_jax.data import order as hashing
 from data_prep.sequences import Borders, Spans
 
 Keys = UInt64[np.ndarray, "Q"]  # of sequences
@@ -79,9 +79,9 @@ def corrupt(
     first_of_sequence = np.repeat(begins.reshape(-1, segments)[:, 0], segments)
     sequence = np.repeat(np.arange(len(keys)), lengths.reshape(-1, segments).sum(axis=1))
 
-    states = order.combine(_CORRUPTION, seed, keys)
+    states = hashing.combine(_CORRUPTION, seed, keys)
     places = (running - np.repeat(first_of_sequence, lengths)).astype(np.uint64)
-    words = order.mix(states[sequence] + places * order.GAMMA)
+    words = hashing.mix(states[sequence] + places * hashing.GAMMA)
     case = words >> np.uint64(32)
     delete_below, insert_below = round(delete_rate * 2**32), round((delete_rate + insert_rate) * 2**32)
     deleted = (case < delete_below) & ordinary[ids]
@@ -93,7 +93,7 @@ def corrupt(
     noisy = np.repeat(ids, copies)
     last = np.cumsum(copies)
     ordinary_ids = np.flatnonzero(ordinary)
-    chosen = order.bounded(words[inserted].astype(np.uint32), ordinary_ids.size)
+    chosen = hashing.bounded(words[inserted].astype(np.uint32), ordinary_ids.size)
     noisy[last[inserted] - 1] = ordinary_ids[chosen]
     new_ends = last[ends - 1]
     new_bounds = np.stack([np.concatenate([[0], new_ends[:-1]]), new_ends], axis=1).reshape(len(keys), -1)
@@ -187,7 +187,7 @@ def _permuted(sentences: _Sentences, spans: Spans, keys: Keys, seed: int, share:
         return order
     documents = sentences.documents
     position = (sentences.begins - spans.sequences[sentences.sequences, 0]).astype(np.uint64)
-    words = order.mix(order.combine(_PERMUTATION, seed, keys)[sentences.sequences] + position * order.GAMMA)
+    words = hashing.mix(hashing.combine(_PERMUTATION, seed, keys)[sentences.sequences] + position * hashing.GAMMA)
     choice, rank = words >> np.uint64(32), words & np.uint64(2**32 - 1)
     counts = np.bincount(documents)
     shuffled = np.ceil(share * counts - 1e-9).astype(np.int64)  # 0.07 * 100 is above 7 in floating point
@@ -210,9 +210,9 @@ def _rotated(
     before = np.cumsum(counts) - counts
     sequences = sentences.sequences[firsts]
     starts = before[np.searchsorted(sequences, sequences)]  # where the sequence of each document starts
-    states = order.combine(_ROTATION, seed, keys)[sequences]
-    words = order.mix(states + (before - starts).astype(np.uint64) * order.GAMMA)
-    offsets = order.bounded(words.astype(np.uint32), counts)
+    states = hashing.combine(_ROTATION, seed, keys)[sequences]
+    words = hashing.mix(states + (before - starts).astype(np.uint64) * hashing.GAMMA)
+    offsets = hashing.bounded(words.astype(np.uint32), counts)
     offsets[words >> np.uint64(32) >= round(probability * 2**32)] = 0
     place = np.arange(len(tokens)) - np.repeat(before, counts)
     return tokens[np.repeat(before, counts) + (place + np.repeat(offsets, counts)) % np.repeat(counts, counts)]

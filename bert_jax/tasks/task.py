@@ -343,8 +343,8 @@ def span_sums(
     """Returns the cross-entropy and `correct` over all spans up to the maximum length K.
 
     With C = 1 the loss is binary: span or no span. With C > 1 it is a softmax over span classes, of which class 0 is
-    NULL. Weights are 0 for spans that cross sequences (possible_spans in model/heads/structured.py). Source: Jurafsky and Martin, Speech and
-    Language Processing, 3rd edition, "Fine-tuning for Span-Based Applications".
+    NULL. Weights are 0 for spans that cross sequences (structured.possible_spans). Source: Jurafsky and Martin, Speech
+    and Language Processing, 3rd edition, "Fine-tuning for Span-Based Applications".
     """
     if logits.shape[-1] == 1:
         return binary_sums(logits[..., 0], labels, weights)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.array_types import Bool, Float64, Int32, Int64, Integer, UInt8, UInt64
-from bert_jax.data import order
+from bert_jax.data import order as hashing
 from bert_jax.data.example import Rows
 from bert_jax.data.masking.rule import (
     ATTACHED,
@@ -121,18 +121,18 @@ class Masker:
             raise ValueError(f"a row has {counts.max()} predictions, and max_predictions is {max_predictions}")
         column = np.arange(flat_indices.size) - np.repeat(np.cumsum(counts) - counts, counts)
 
-        states = order.combine(_REPLACEMENT, self.seed, epochs, sequences.keys)[sequence]
-        picks = cases = order.mix(states + position.astype(np.uint64) * order.GAMMA)
+        states = hashing.combine(_REPLACEMENT, self.seed, epochs, sequences.keys)[sequence]
+        picks = cases = hashing.mix(states + position.astype(np.uint64) * hashing.GAMMA)
         if self.rule.unit == "span":
             # One random choice for the whole span: the hash of its first position.
             firsts = run_starts(sequence, position)
-            cases = order.mix(states + firsts.astype(np.uint64) * order.GAMMA)
+            cases = hashing.mix(states + firsts.astype(np.uint64) * hashing.GAMMA)
         input_ids = rows.input_ids.astype(np.int32)
         original = input_ids.reshape(-1)[flat_indices]
         replaced = self._replace(original, cases, picks)
         if self.rule.reorder_rate:
             moved = np.flatnonzero(chosen.moved[sequence, position])
-            states = order.combine(_SHUFFLE, self.seed, epochs, sequences.keys)[sequence[moved]]
+            states = hashing.combine(_SHUFFLE, self.seed, epochs, sequences.keys)[sequence[moved]]
             replaced[moved] = _shuffle_trigrams(original[moved], states, position[moved])
         input_ids.reshape(-1)[flat_indices] = replaced
         lengths, first_lengths = rows.sequence_lengths, rows.first_segment_lengths
@@ -186,12 +186,12 @@ class Masker:
     ) -> _Choice:
         budgets = self._budgets(sequences, rates)
         words = find_words(sequences)
-        order = shuffle(words.starts, order.combine(_ORDER, self.seed, epochs, sequences.keys))
+        order = shuffle(words.starts, hashing.combine(_ORDER, self.seed, epochs, sequences.keys))
         none_moved = np.broadcast_to(np.zeros(1, bool), words.starts.shape)
         if self.rule.unit in ("token", "word"):
             chosen = choose_words(words, order, budgets)
         else:
-            states = order.combine(_LENGTH, self.seed, epochs, sequences.keys)
+            states = hashing.combine(_LENGTH, self.seed, epochs, sequences.keys)
             runs = choose_runs(sequences, words, order, budgets, states, self.rule)
             if self.rule.unit == "infill":
                 return _Choice(runs.firsts, none_moved, runs)
@@ -199,7 +199,7 @@ class Masker:
         if not self.rule.reorder_rate:
             return _Choice(chosen, none_moved, None)
         free = _trigram_starts(sequences, words, chosen)
-        order = shuffle(free, order.combine(_REORDER, self.seed, epochs, sequences.keys))
+        order = shuffle(free, hashing.combine(_REORDER, self.seed, epochs, sequences.keys))
         trigrams = np.rint(self.rule.reorder_rate * sequences.lengths / LENGTH).astype(np.int64)
         moved = _choose_trigrams(order, trigrams)
         return _Choice(chosen | moved, moved, None)
@@ -217,7 +217,7 @@ class Masker:
         replaced = np.where(case < self._mask_below, self._mask_id, original)
         values = picks[random].astype(np.uint32)
         if self.rule.random != "unigram":
-            indices = order.bounded(values, self._ordinary_ids.size)
+            indices = hashing.bounded(values, self._ordinary_ids.size)
         elif self._thresholds is not None:
             indices = np.searchsorted(self._thresholds, values.astype(np.uint64), side="right")
         else:
@@ -309,6 +309,6 @@ def _shuffle_trigrams(
     original: Int32[np.ndarray, "K"], states: UInt64[np.ndarray, "K"], positions: Int64[np.ndarray, "K"]
 ) -> Int32[np.ndarray, "K"]:
     """Puts consecutive trigrams in one of their six orders, by the sequence's state and the position."""
-    values = order.mix(states[::LENGTH] + positions[::LENGTH].astype(np.uint64) * order.GAMMA)
-    picks = order.bounded((values >> np.uint64(32)).astype(np.uint32), len(_ORDERS))
+    values = hashing.mix(states[::LENGTH] + positions[::LENGTH].astype(np.uint64) * hashing.GAMMA)
+    picks = hashing.bounded((values >> np.uint64(32)).astype(np.uint32), len(_ORDERS))
     return np.take_along_axis(original.reshape(-1, LENGTH), _ORDERS[picks], axis=1).reshape(-1)

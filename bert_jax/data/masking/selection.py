@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.array_types import Bool, Int32, Int64, Integer, UInt, UInt64
+from bert_jax.data import order as hashing
 from bert_jax.data.masking.rule import (
     INFILL_MAX,
     INFILL_MEAN,
@@ -186,7 +187,7 @@ def choose_runs(
         present = ahead != order.absent
         positions = np.where(present, order.positions(ahead), 0)
         begins = positions + active * width
-        values = order.mix(states[active] + positions.astype(np.uint64) * order.GAMMA) >> np.uint64(32)
+        values = hashing.mix(states[active] + positions.astype(np.uint64) * hashing.GAMMA) >> np.uint64(32)
         # A run ends after its words, and at the end of its stretch at the latest.
         numbers = text.number[begins]
         stretches = text.stretch[numbers]
