@@ -24,8 +24,8 @@ the value of model.preset.
 CONFIGS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
 
 
-def matches(pattern: str) -> dict[Key, list[str]]:
-    """Returns the keys whose name or meaning matches, and the commands that have them with this default.
+def matches(pattern: str) -> list[tuple[Key, str]]:
+    """Returns the keys whose name or meaning matches, by name, and the only command that has them (empty: both).
 
     Raises UserError for a pattern that is not a regular expression.
     """
@@ -33,12 +33,18 @@ def matches(pattern: str) -> dict[Key, list[str]]:
         expression = re.compile(pattern, re.IGNORECASE)
     except re.error as error:
         raise UserError(f"PATTERN is {pattern!r}, which is not a regular expression: {error}") from None
-    commands: dict[Key, list[str]] = {}
-    for command, config in CONFIGS.items():
-        for key in keys(config()):
-            if expression.search(key.name) or expression.search(key.meaning):
-                commands.setdefault(key, []).append(command)
-    return commands
+    by_command = {command: keys(config()) for command, config in CONFIGS.items()}
+    listed = []
+    for command, own in by_command.items():
+        others = [key for other, theirs in by_command.items() if other != command for key in theirs]
+        for key in own:
+            if not (expression.search(key.name) or expression.search(key.meaning)):
+                continue
+            if key not in others:
+                listed.append((key, command))
+            elif command == next(iter(CONFIGS)):  # a key of both is listed once
+                listed.append((key, ""))
+    return sorted(listed, key=lambda match: (match[0].name, match[1]))
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -49,7 +55,6 @@ def main(arguments: Sequence[str]) -> None:
     if not listed:
         raise UserError(f"no key or meaning matches {pattern!r}. `bert-jax keys` lists all")
     width = shutil.get_terminal_size().columns
-    for key, commands in sorted(listed.items()):
-        only = "" if len(commands) == len(CONFIGS) else f"   [{commands[0]}]"
-        print(f"{key.name}: {key.type} = {key.default!r}{only}")
+    for key, command in listed:
+        print(f"{key.name}: {key.type} = {key.default!r}" + (f"   [{command}]" if command else ""))
         print(textwrap.fill(key.meaning, width, initial_indent="    ", subsequent_indent="    "))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bert_jax import config
-from bert_jax.commands import main, recipes
-from bert_jax.config import FinetuneConfig, PretrainConfig
+from bert_jax.commands import keys, main, recipes
+from bert_jax.config import FinetuneConfig, PretrainConfig, options
 from bert_jax.config.loading import recipe_file, shipped_recipes
 from bert_jax.errors import UserError
 from website.links import without_relative_links
@@ -108,6 +108,24 @@ def test_an_unknown_recipe_is_refused_with_advice(name, advice, monkeypatch, tmp
     with pytest.raises(UserError, match=f"no such recipe: {name}") as refused:
         config.from_flags(PretrainConfig, name)
     assert advice in str(refused.value)
+
+
+def test_keys_are_listed_with_type_default_and_meaning(capsys):
+    keys.main([])
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.partition(":")[0] for line in lines if not line.startswith(" ")]
+    for kind in (PretrainConfig, FinetuneConfig):
+        assert {key.name for key in options.keys(kind())} <= {*names}
+    assert names == sorted(names)
+    keys.main(["^optimizer.learning_rate$"])  # of which the commands have other defaults
+    shown = capsys.readouterr().out
+    assert "optimizer.learning_rate: float = 3e-05   [finetune]\n    the peak\n" in shown
+    assert "optimizer.learning_rate: float = 0.0001   [pretrain]\n" in shown
+    keys.main(["^data.prefetch$"])
+    assert capsys.readouterr().out == "data.prefetch: int = 4\n    batches that a thread prepares ahead\n"
+    for pattern, said in (("learning_rat3", "no key or meaning matches"), ("(", "is not a regular expression")):
+        with pytest.raises(UserError, match=said):
+            keys.main([pattern])
 
 
 def test_recipes_are_listed_shown_and_copied(capsys, monkeypatch, tmp_path):
