@@ -1,5 +1,6 @@
 """Joins outputs from build-examples: parts that ran apart, or an output and text added to it."""
 
+import functools
 import itertools
 import os
 import shutil
@@ -45,7 +46,8 @@ def merge(inputs: Sequence[Path], output: Path, *, quiet: bool = True) -> dict[s
         for part in PARTS:
             (folder / part).mkdir()
         shutil.copytree(outputs[0][1] / "tokenizer", folder / "tokenizer")
-        unigrams = np.sum([read_unigram_counts(source, manifest) for manifest, source in outputs], axis=0)
+        counts = (read_unigram_counts(source, manifest) for manifest, source in outputs)
+        unigrams = functools.reduce(np.add, counts)  # one array at a time, since a vocabulary is large
         write_atomic(folder / UNIGRAMS, npy_bytes(unigrams))
         lengths = {part: np.zeros(outputs[0][0]["seq_len"] + 1, np.int64) for part in PARTS}
         for manifest, source in outputs:

@@ -50,12 +50,16 @@ def read_mixture(sources: Mapping[str, Any], key: str, alpha: float = 1.0) -> Mi
         alpha: The exponent of the numbers of tokens, if the sources have no shares.
 
     Raises:
-        UserError: for an impossible name or share, and if only some of the sources have a share.
+        UserError: for an impossible name, folder or share, and if only some of the sources have a share.
     """
+    if not sources:
+        raise UserError(f"{key} has no sources. Name at least one, such as {{wiki: ('DIR', 1)}}")
     folders = [
         NamedFolder(name, *((source, None) if isinstance(source, str) else source)) for name, source in sources.items()
     ]
     for folder in folders:
+        if not folder.folder.strip():
+            raise UserError(f"{key}: the folder of {folder.name} is empty. Name one")
         if not _NAME.fullmatch(folder.name):
             raise UserError(f"{key} has the name {folder.name!r}. Use letters, digits, _ and -, and a letter first")
         if folder.weight is not None and not 0 < folder.weight < math.inf:

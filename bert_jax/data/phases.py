@@ -242,6 +242,8 @@ def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> 
     sources: dict[str, tuple[int, str | MixtureSpec]] = {}
     for first, source in {0: config.mixture or config.train, **later_phases(config)}.items():
         key = f"data.phases.{first}" if first else "data.mixture"
+        if isinstance(source, str) and not source.strip():
+            raise UserError(f"{key} is empty. Name a folder, or a mixture of several")
         spec = source if isinstance(source, str) else read_mixture(source, key, config.mixture_alpha)
         sources[key] = first, spec
 

@@ -9,7 +9,6 @@ import bz2
 import contextlib
 import errno
 import fcntl
-import functools
 import io
 import json
 import lzma
@@ -279,11 +278,8 @@ def suffixes(path: str) -> tuple[str, str]:
 
 def decompressed(stored: BinaryFile, suffix: str, buffer_bytes: int = _BUFFER_BYTES) -> io.BufferedReader:
     """Decompresses an open file with one of SUFFIXES and closes it in the end. Reading raises DamagedFile."""
-    if suffix == ".zst":
-        read: Callable[[], bytes] = functools.partial(pa.CompressedInputStream(stored, "zstd").read, buffer_bytes)
-    else:
-        read = _decompressed_pieces(stored, suffix, buffer_bytes).__next__
-    return io.BufferedReader(_Decompressed(stored, read), buffer_bytes)
+    source = pa.CompressedInputStream(stored, "zstd") if suffix == ".zst" else _Streams(stored, suffix)
+    return io.BufferedReader(_Decompressed(stored, source.read), buffer_bytes)
 
 
 def read_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]:
@@ -324,60 +320,75 @@ def read_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]
 
 
 class _Decompressed(io.RawIOBase):
-    """A stream of decompressed pieces, which `read` returns. Turns the errors of all decompressors into DamagedFile."""
+    """A stream that `read` decompresses. Turns the errors of all decompressors into DamagedFile."""
 
-    def __init__(self, stored: BinaryFile, read: Callable[[], bytes]) -> None:
+    def __init__(self, stored: BinaryFile, read: Callable[[int], bytes]) -> None:
         self._stored = stored
         self._read = read
-        self._piece = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, target: Any, /) -> int:
         try:
-            self._piece = self._piece or memoryview(self._read())
+            piece = self._read(len(target))
         except (lzma.LZMAError, zlib.error, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # from the file, not from the decompressor: errors of `open_file` have a number
             raise DamagedFile(first_line(error)) from error
-        size = min(len(target), len(self._piece))
-        target[:size], self._piece = self._piece[:size], self._piece[size:]
-        return size
+        target[: len(piece)] = piece
+        return len(piece)
 
     def close(self) -> None:
         self._stored.close()
         super().close()
 
 
-def _decompressed_pieces(stored: BinaryFile, suffix: str, size: int) -> Iterator[bytes]:
-    """Decompresses the concatenated streams of a .gz, .xz or .bz2 file, in pieces of at most `size` bytes.
+class _Streams:
+    """Decompresses the concatenated streams of a .gz, .xz or .bz2 file.
 
     Python's LZMAFile and BZ2File are no replacement: they end silently if a stream after the first one is damaged.
     """
-    data, is_first = b"", True
-    while True:
-        # NULs may pad the space between two streams, in .xz in multiples of four.
-        padding = 0
-        while data := data or stored.read(_INPUT_BYTES):
-            if is_first or suffix == ".bz2" or not data.startswith(b"\0"):
-                break
-            unpadded = data.lstrip(b"\0")
-            padding += len(data) - len(unpadded)
-            data = unpadded
-        if suffix == ".xz" and padding % 4:
-            raise DamagedFile(f"{padding} NULs after a stream, which is not a multiple of 4")
-        while not data and (suffix == ".gz" or not is_first):
-            yield b""  # the end, again and again: only after an error, this generator raises StopIteration
-        decompressor, is_first = _DECOMPRESSORS[suffix](), False
-        while not decompressor.eof:
-            piece = decompressor.decompress(data, size)
+
+    def __init__(self, stored: BinaryFile, suffix: str) -> None:
+        self._stored, self._suffix = stored, suffix
+        self._input = b""  # read, but not yet passed to a decompressor
+        self._decompressor: Any = None  # of the current stream
+        self._begun = False
+
+    def read(self, size: int) -> bytes:
+        """Returns the next 1 to `size` bytes; none at the end."""
+        while self._decompressor is not None or self._begin_stream():
+            piece: bytes = self._decompressor.decompress(self._input, size)
             # zlib returns the input that it did not use; lzma and bz2 keep it.
-            data = decompressor.unused_data if decompressor.eof else getattr(decompressor, "unconsumed_tail", b"")
+            self._input = getattr(self._decompressor, "unconsumed_tail", b"")
+            if self._decompressor.eof:
+                self._input, self._decompressor = self._decompressor.unused_data, None
+            elif not piece and not self._input:
+                self._input = self._stored.read(_INPUT_BYTES)
+                if not self._input:
+                    raise DamagedFile("truncated")
             if piece:
-                yield piece
-            elif not data and not decompressor.eof and not (data := stored.read(_INPUT_BYTES)):
-                raise DamagedFile("truncated")
+                return piece
+        return b""
+
+    def _begin_stream(self) -> bool:
+        """Whether another stream follows. NULs may pad the space between streams, in .xz in multiples of four."""
+        padding = 0
+        while True:
+            self._input = self._input or self._stored.read(_INPUT_BYTES)
+            if not self._begun or self._suffix == ".bz2" or not self._input.startswith(b"\0"):
+                break
+            rest = self._input.lstrip(b"\0")
+            padding += len(self._input) - len(rest)
+            self._input = rest
+        if self._suffix == ".xz" and padding % 4:
+            raise DamagedFile(f"{padding} NULs after a stream, which is not a multiple of 4")
+        if not self._input and (self._begun or self._suffix == ".gz"):
+            return False
+        self._decompressor = _DECOMPRESSORS[self._suffix]()
+        self._begun = True
+        return True
 
 
 class _BytewiseTail(io.RawIOBase):

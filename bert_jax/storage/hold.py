@@ -398,8 +398,8 @@ class S3Objects:
         from fsspec.asyn import sync
 
         try:
+            answer = self._request("read", "get_object", name)
             with _os_errors("read", Exception):  # a connection that ends early raises errors of several packages
-                answer = self._request("get_object", name)
                 content = sync(self._files.loop, answer["Body"].read, timeout=_ANSWER_SECONDS)
         except FileNotFoundError:
             return None
@@ -410,17 +410,21 @@ class S3Objects:
         if content is not None:
             nonce = format(random.SystemRandom().getrandbits(_NONCE_BITS), f"0{_NONCE_BITS}b")
             arguments["Body"] = content + nonce.replace("0", " ").replace("1", "\t").encode()
-        with _os_errors("write", Exception):
-            try:
-                self._request("delete_object" if content is None else "put_object", name, **arguments)
-            except OSError as error:  # s3fs has translated the error with S3's code, which is now a cause
-                answers = [getattr(cause, "response", None) or {} for cause in with_causes(error)]
-                if not any(answer.get("Error", {}).get("Code") in _NOT_GRANTED for answer in answers):
-                    raise
+        try:
+            self._request("write", "delete_object" if content is None else "put_object", name, **arguments)
+        except OSError as error:  # s3fs has translated the error with S3's code, which is now a cause
+            answers = [getattr(cause, "response", None) for cause in with_causes(error)]
+            codes = [answer.get("Error", {}).get("Code") for answer in answers if isinstance(answer, dict)]
+            if not any(code in _NOT_GRANTED for code in codes):
+                raise
 
-    def _request(self, method: str, name: str, **arguments: Any) -> Any:
+    def _request(self, action: str, method: str, name: str, **arguments: Any) -> Any:
+        """Sends a request of S3's interface. Raises OSError."""
+        from botocore.exceptions import BotoCoreError
+
         key = f"{self._folder}/{name}"
-        return self._files.call_s3(method, Bucket=self._bucket, Key=key, timeout=_ANSWER_SECONDS, **arguments)
+        with _os_errors(action, BotoCoreError, OSError):
+            return self._files.call_s3(method, Bucket=self._bucket, Key=key, timeout=_ANSWER_SECONDS, **arguments)
 
 
 Objects: TypeAlias = GoogleObjects | S3Objects

@@ -424,18 +424,21 @@ def named_folder(address: str | PurePath, kind: Literal["checkpoint", "tokenizer
         folder = Path(snapshot_download(name, allow_patterns=list(_FILES[kind])))
         if kind == "checkpoint" and not any(folder.glob("*.safetensors")):
             local = f"the cache has the tokenizer of {name} but no weights"
-            pickles = filter(is_pickle, HfApi().list_repo_files(name))
-            if pickle := min(pickles, key=lambda file: ("model" not in file, file), default=""):
+            try:
+                files = HfApi().list_repo_files(name)
+            except errors.HfHubHTTPError:
+                raise
+            except Exception as error:  # the connection's package has errors of its own
+                raise OSError(first_line(error)) from error
+            if pickle := min(filter(is_pickle, files), key=lambda file: ("model" not in file, file), default=""):
                 raise pickle_error(address, pickle)
         return folder
-    except (UserError, TypeError):  # a refusal, or a fault of this program
-        raise
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
         raise UserError(
             f"no {kind} at {name}, and no model of that name on the Hugging Face Hub. Check the name; a private "
             "model needs HF_TOKEN"
         ) from None
-    except Exception as error:  # the connection's package has errors of its own
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise UserError(
                 f"cannot download {name} to the cache of the Hugging Face Hub: {error.strerror or error}. Free some "

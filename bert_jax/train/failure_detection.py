@@ -2,8 +2,8 @@
 
 Process 0 listens, and every other process connects to it and sends its number. Once all are connected, process 0 lets
 them continue, and the connections stay open. A lost process closes its connection, and a lost machine stops sending
-heartbeats; process 0 then informs all others, which exit with EXIT_LOST and name the lost process in one line. So they
-do for a wrong address or a missing process at startup, where jax's own client aborts.
+heartbeats; process 0 then informs all others, which exit with EXIT_LOST and name the lost process in one line. A wrong
+address or a missing process at startup is a UserError, also in one line, where jax's own client aborts.
 
 Measured with two processes on one CPU machine (jax 0.10.2), from SIGKILL of one to the exit of the other: 0.03 to
 0.06 s with this module. Without it jax aborts the other by SIGABRT with a stack trace: after 0.1 to 0.2 s if process 0

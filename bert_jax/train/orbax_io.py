@@ -17,6 +17,7 @@ Its v1 interface is still `experimental` in 0.12.8, and its training.Checkpointe
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -115,12 +116,13 @@ class Writer:
                 self._checkpointer.wait_until_finished()
 
     def __enter__(self) -> "Writer":
-        logging.getLogger("absl").addFilter(_drop_orbax_traces)
+        self._log_filter = functools.partial(_drop_orbax_traces)  # one of its own, which it alone removes
+        logging.getLogger("absl").addFilter(self._log_filter)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._checkpointer.close()
-        logging.getLogger("absl").removeFilter(_drop_orbax_traces)
+        logging.getLogger("absl").removeFilter(self._log_filter)
 
 
 def _drop_orbax_traces(record: logging.LogRecord) -> bool:

@@ -336,6 +336,8 @@ def test_sources_have_names_folders_and_shares_or_one_alpha(mixture, folders, al
 @pytest.mark.parametrize(
     ("mixture", "said"),
     [
+        ({}, "has no sources"),
+        ({"wiki": " "}, "the folder of wiki is empty"),
         ({"wi=ki": "DIR"}, "has the name 'wi=ki'"),
         ({"wiki": ("DIR", 0.5), "books": "OTHER"}, "has shares, but none for books"),
         ({"wiki": ("DIR", 0.5), "books": ("OTHER", 0.0)}, "the share of books is 0. Use a positive number"),

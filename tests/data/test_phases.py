@@ -97,6 +97,8 @@ def test_the_shapes_of_later_batches_are_known_from_any_step(shards_dir):
         ({"seq_len": 128}, ["--config.model.max_positions=64"], "--config.model.max_positions=128"),
         ({}, ["--config.data.phases=9"], "config.data.phases is 9. Give a value of type dict"),
         ({}, ["--config.data.phases={9: '/nowhere'}"], "/nowhere"),
+        ({}, ["--config.data.phases={9: ' '}"], r"data\.phases\.9 is empty\. Name a folder"),
+        ({}, ["--config.data.phases={9: {}}"], r"data\.phases\.9 has no sources"),
         (
             {},
             ["--config.batch_schedule={0: 16, 5: 20}"],
