@@ -622,7 +622,8 @@ def test_overrides_are_values_of_python(configured, tmp_path, monkeypatch):
     started: list[Any] = []
     monkeypatch.setattr(api, "run_pretraining", lambda config, workdir, hooks: started.append(config) or {})
     mixture = {"wiki": ("shards/wiki", 0.7), "books": ("shards/books", 0.3)}
-    bert_jax.pretrain("bert_tiny", tmp_path, overrides={"data.mixture": mixture, "batch_schedule": {0: 256, 100: 512}})
+    given = mixture | {"wiki": (Path("shards/wiki"), 0.7)}
+    bert_jax.pretrain("bert_tiny", tmp_path, overrides={"data.mixture": given, "batch_schedule": {0: 256, 100: 512}})
     assert (started[0].data.mixture, started[0].batch_schedule) == (mixture, {0: 256, 100: 512})
 
 

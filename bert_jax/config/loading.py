@@ -16,6 +16,7 @@ import functools
 import importlib.util
 import inspect
 import operator
+import pathlib
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -282,7 +283,9 @@ def _plain(values: Values) -> dict[str, Any]:
 
 
 def _native(key: str, value: Any) -> Any:
-    """Returns a value without NumPy types, with tuples for all that has an order. Raises UserError for a set."""
+    """Returns a value of plain Python types, with tuples for all that has an order. Raises UserError for a set."""
+    if isinstance(value, pathlib.PurePath):
+        return str(value)
     if hasattr(value, "tolist"):  # arrays and numbers of NumPy, jax and torch, columns of pandas
         value = value.tolist()
     if isinstance(value, set | frozenset):

@@ -123,7 +123,7 @@ def _objective(loaded: LoadedModel, dataset: Dataset) -> Objective:
     if not (heads.lm or heads.mlm or heads.generator or heads.named):
         raise UserError(f"{loaded.origin} has no language-model head to evaluate; use a pretrained checkpoint")
     config = PretrainConfig(
-        objective=name if name in OBJECTIVES else "auto",
+        objective=name if isinstance(name, str) and name in OBJECTIVES else "auto",
         span_boundary=traits.mask_unit == "span" and heads.span_boundary,
         generator_size=heads.generator / loaded.model.width or PretrainConfig.generator_size,
         replaced_weight=(loaded.training if heads.generator else {}).get(

@@ -198,13 +198,14 @@ def test_seeds_that_are_killed_resume_bit_for_bit(config, tmp_path, monkeypatch)
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_early_stopping_keeps_the_best_step_of_each_run(config, reviews, tmp_path):
-    config = dataclasses.replace(config, early_stop=1, steps=24, eval=EvalConfig(every_steps=2), seeds=4)
+    sweep = {"optimizer.learning_rate": (1e-3, 2e-2)}
+    config = dataclasses.replace(config, early_stop=1, steps=24, eval=EvalConfig(every_steps=2), sweep=sweep)
     both = tmp_path / "both"
     result = finetune(config, both)
     assert finetune(config, both) == result
     stopped = set()
-    for trial in trials.trials_of(config):
-        folder = both / trial.folder
+    for setting in finetuning.settings_of(config):
+        folder = both / setting.folder
         measured = {line["step"]: line["eval_accuracy"] for line in log(folder) if "eval_accuracy" in line}
         steps = sorted(measured)
         best = max(steps, key=lambda step: (measured[step], -step))

@@ -6,7 +6,7 @@ neither trained nor saved. The teacher has no dropout. Held-out rows are measure
 
 import abc
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ class DistilledObjective(Objective):
 
     base: Any  # the objective without a teacher
     teacher: Teacher
-    config: DistillConfig
+    config: DistillConfig = field(hash=False)  # pairs of layers are a dict; jit's cache compares them by ==
     pairs: Pairs = ()
     projection: int = 0  # the teacher's width, if hidden states are projected to it
 
