@@ -77,8 +77,8 @@ class Score:
 PARITY = (
     "seeds=5",
     "optimizer.learning_rate=5e-5",
-    "optimizer.warmup_steps=0",
-    "optimizer.warmup_share=0.1",
+    "optimizer.schedule.warmup_steps=0",
+    "optimizer.schedule.warmup_share=0.1",
     "optimizer.epsilon=1e-8",
 )
 RATE = "optimizer.learning_rate=5e-5"

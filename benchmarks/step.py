@@ -37,7 +37,7 @@ import numpy as np
 from benchmarks import common
 from benchmarks.turns import Turn, alternate, leave_gpu_memory, peer_turn
 from bert_jax import command_line
-from bert_jax.config import ModelConfig, ModelOptions, OptimizerConfig
+from bert_jax.config import AdamW, ModelConfig, ModelOptions
 from bert_jax.data.example import Batch, max_predictions
 from bert_jax.host import keep_freed_memory
 from bert_jax.model import sizes
@@ -89,7 +89,7 @@ def random_batch(config: ModelConfig, batch_size: int, seq_len: int) -> Batch:
 
 def our_turn(config: ModelConfig, runtime: Runtime, batch: Batch) -> Turn:
     """The train step as the trainer compiles it; each step donates its state to the next."""
-    objective, optimizer_config = MaskedLMObjective(), OptimizerConfig()
+    objective, optimizer_config = MaskedLMObjective(), AdamW()
     optimizer = optim.build(optimizer_config, abstract_params(config, objective.heads))
     plan = step_lib.Plan(config, runtime, objective, optimizer_config, optimizer)
     key, fraction = jax.random.key(0), jnp.float32(0)

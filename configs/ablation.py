@@ -21,7 +21,7 @@ Source    Devlin et al. 2019, section 5.1 and table 5: the data, the hyperparame
 
 import ml_collections
 
-from bert_jax.config import recipe_module
+from bert_jax.config import MaskedLM, recipe_module
 from bert_jax.errors import UserError
 
 MODELS = ("ltr", "no_nsp")
@@ -34,5 +34,5 @@ def get_config(model: str = "ltr") -> ml_collections.ConfigDict:
     if model == "ltr":
         config.model.causal = True
     else:
-        config.next_sentence = False
+        config.objective = MaskedLM(next_sentence=False)
     return config

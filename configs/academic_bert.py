@@ -17,14 +17,19 @@ Source    Izsak et al. 2021, and the best configuration's command in the README 
 
 import ml_collections
 
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import AdamW, LinearSchedule, ModelOptions, PretrainConfig, recipe
 
 
 def get_config() -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset="academic_large"),
-            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=0, warmup_share=0.06, beta2=0.98, clip_norm=0.0),
+            optimizer=AdamW(
+                learning_rate=1e-3,
+                schedule=LinearSchedule(warmup_steps=0, warmup_share=0.06),
+                beta2=0.98,
+                clip_norm=0.0,
+            ),
             batch_size=4096,
             steps=0,
             budget_minutes=24 * 60.0,

@@ -18,7 +18,7 @@ Source    Lan et al. 2020, sections 3.1, 4.1 and 4.2, tables 2 and 6; google-res
 
 import ml_collections
 
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import Lamb, LinearSchedule, ModelOptions, PretrainConfig, recipe
 from bert_jax.errors import UserError
 
 SIZES = ("base", "large", "xlarge", "xxlarge", "base_v2", "large_v2", "xlarge_v2")
@@ -32,8 +32,11 @@ def get_config(size: str = "base") -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=f"albert_{size}"),
-            optimizer=OptimizerConfig(
-                name="lamb", learning_rate=0.00176, warmup_steps=3_125, weight_decay=0.01, bias_correction=False
+            optimizer=Lamb(
+                learning_rate=0.00176,
+                schedule=LinearSchedule(warmup_steps=3_125),
+                weight_decay=0.01,
+                bias_correction=False,
             ),
             batch_size=4096,
             steps=LONGER.get(size, STEPS),

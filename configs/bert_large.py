@@ -5,7 +5,7 @@ r"""BERT-Large, as published (Devlin et al. 2019, appendix A.2): 1 M steps of 25
 
 or bert_large:lamb, on shards of --seq_len 128, followed by shards of --seq_len 512 in another workdir:
 --config.init_from=WORKDIR --config.batch_size=32768 --config.steps=1563 --config.optimizer.learning_rate=4e-3
---config.optimizer.warmup_share=0.128. Such a large batch needs --config.microbatches=N to fit into memory.
+--config.optimizer.schedule.warmup_share=0.128. Such a large batch needs --config.microbatches=N to fit into memory.
 
 SHARDS are made by `build-examples --objective nsp`; docs/data.md has the commands. The vocabulary decides
 whether the model is cased. For whole-word masking, build the shards with --mask_unit word.
@@ -23,20 +23,20 @@ Source    Devlin et al. 2019, sections 3 and A.2; 90% of the steps at T=128, the
 
 import ml_collections
 
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import AdamW, Lamb, LinearSchedule, ModelOptions, PretrainConfig, recipe
 from bert_jax.errors import UserError
 
 RECIPES = {
     "adamw": PretrainConfig(
         model=ModelOptions(preset="large"),
         # As in google-research/bert, optimization.py: Adam without bias correction.
-        optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000, bias_correction=False),
+        optimizer=AdamW(learning_rate=1e-4, schedule=LinearSchedule(warmup_steps=10_000), bias_correction=False),
         batch_size=256,
         steps=1_000_000,
     ),
     "lamb": PretrainConfig(
         model=ModelOptions(preset="large"),
-        optimizer=OptimizerConfig(name="lamb", learning_rate=6e-3, warmup_steps=0, warmup_share=0.2843),
+        optimizer=Lamb(learning_rate=6e-3, schedule=LinearSchedule(warmup_steps=0, warmup_share=0.2843)),
         batch_size=65_536,
         steps=7_038,
     ),

@@ -10,14 +10,14 @@ Source    size: Turc et al. 2019, table 1; batch and rate chosen here for small 
 
 import ml_collections
 
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import AdamW, LinearSchedule, ModelOptions, PretrainConfig, recipe
 
 
 def get_config() -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset="mini"),
-            optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=1_000),
+            optimizer=AdamW(learning_rate=5e-4, schedule=LinearSchedule(warmup_steps=1_000)),
             batch_size=128,
             steps=100_000,
         )

@@ -17,7 +17,7 @@ Source    google-research/bert, multilingual.md (the cased model). Steps, batch 
 
 import ml_collections
 
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import AdamW, LinearSchedule, ModelOptions, PretrainConfig, recipe
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -25,7 +25,7 @@ def get_config() -> ml_collections.ConfigDict:
         PretrainConfig(
             model=ModelOptions(preset="base"),
             # As in google-research/bert, optimization.py: Adam without bias correction.
-            optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000, bias_correction=False),
+            optimizer=AdamW(learning_rate=1e-4, schedule=LinearSchedule(warmup_steps=10_000), bias_correction=False),
             batch_size=256,
             steps=1_000_000,
         )

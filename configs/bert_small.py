@@ -10,7 +10,7 @@ Source    size: Turc et al. 2019, table 1; batch, rate and warmup: Devlin et al.
 
 import ml_collections
 
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import AdamW, LinearSchedule, ModelOptions, PretrainConfig, recipe
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -18,7 +18,7 @@ def get_config() -> ml_collections.ConfigDict:
         PretrainConfig(
             model=ModelOptions(preset="small"),
             # As in google-research/bert, optimization.py: Adam without bias correction.
-            optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000, bias_correction=False),
+            optimizer=AdamW(learning_rate=1e-4, schedule=LinearSchedule(warmup_steps=10_000), bias_correction=False),
             batch_size=256,
             steps=1_000_000,
         )

@@ -10,14 +10,14 @@ Source    size: Turc et al. 2019, table 1; batch, rate and warmup chosen here fo
 
 import ml_collections
 
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import AdamW, LinearSchedule, ModelOptions, PretrainConfig, recipe
 
 
 def get_config() -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset="tiny"),
-            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=200),
+            optimizer=AdamW(learning_rate=1e-3, schedule=LinearSchedule(warmup_steps=200)),
             batch_size=64,
             steps=10_000,
             log_every=50,

@@ -21,15 +21,15 @@ Source    A new warmup and decay of the rate, and replay of the first text: Ibra
 
 import ml_collections
 
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import AdamW, CosineSchedule, ModelOptions, PretrainConfig, recipe
 
 
 def get_config() -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset="checkpoint"),
-            optimizer=OptimizerConfig(
-                learning_rate=1e-4, warmup_steps=0, warmup_share=0.01, schedule="cosine", final_share=0.1
+            optimizer=AdamW(
+                learning_rate=1e-4, schedule=CosineSchedule(warmup_steps=0, warmup_share=0.01, final_share=0.1)
             ),
             batch_size=256,
             steps=10_000,

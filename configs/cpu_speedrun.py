@@ -22,7 +22,7 @@ Source    layers: Warner et al. 2024, section 2.1; optimizer: Jordan 2024, Liu e
 
 import ml_collections
 
-from bert_jax.config import EvalConfig, ModelOptions, OptimizerConfig, PretrainConfig, PretrainDataConfig, recipe
+from bert_jax.config import EvalConfig, LinearSchedule, ModelOptions, Muon, PretrainConfig, PretrainDataConfig, recipe
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -40,9 +40,7 @@ def get_config() -> ml_collections.ConfigDict:
                 rotary_base=10_000.0,
             ),
             data=PretrainDataConfig(mask_rate=0.15),
-            optimizer=OptimizerConfig(
-                name="muon", learning_rate=4e-3, warmup_steps=0, warmup_share=0.06, schedule="linear"
-            ),
+            optimizer=Muon(learning_rate=4e-3, schedule=LinearSchedule(warmup_steps=0, warmup_share=0.06)),
             eval=EvalConfig(every_steps=500, max_rows=1024),
             batch_size=32,
             steps=0,

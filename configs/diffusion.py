@@ -18,22 +18,21 @@ Source    Sahoo et al. 2024, sections 3 and 5, and configs/config.yaml of kulesh
 
 import ml_collections
 
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import AdamW, ConstantSchedule, Diffusion, ModelOptions, PretrainConfig, recipe
 
 
 def get_config() -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset="base"),
-            optimizer=OptimizerConfig(
+            optimizer=AdamW(
                 learning_rate=3e-4,
-                schedule="constant",
-                warmup_steps=2500,
+                schedule=ConstantSchedule(warmup_steps=2500),
                 epsilon=1e-8,
                 weight_decay=0.0,
                 ema_decay=0.9999,
             ),
-            objective="diffusion",
+            objective=Diffusion(),
             batch_size=512,
             steps=1_000_000,
         )

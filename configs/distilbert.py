@@ -25,7 +25,7 @@ Source    Sanh et al. 2019, sections 3 and 4: dynamic masking, no next sentences
 
 import ml_collections
 
-from bert_jax.config import DistillConfig, ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import AdamW, DistillConfig, LinearSchedule, MaskedLM, ModelOptions, PretrainConfig, recipe
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -36,10 +36,14 @@ def get_config() -> ml_collections.ConfigDict:
             distill=DistillConfig(
                 temperature=2.0, soft_weight=5.0, hard_weight=2.0, hidden_weight=1.0, positions="all"
             ),
-            optimizer=OptimizerConfig(
-                learning_rate=5e-4, warmup_steps=0, warmup_share=0.05, beta2=0.98, weight_decay=0.0, clip_norm=5.0
+            optimizer=AdamW(
+                learning_rate=5e-4,
+                schedule=LinearSchedule(warmup_steps=0, warmup_share=0.05),
+                beta2=0.98,
+                weight_decay=0.0,
+                clip_norm=5.0,
             ),
-            next_sentence=False,
+            objective=MaskedLM(next_sentence=False),
             batch_size=2000,
             microbatches=50,
             steps=12_500,

@@ -19,7 +19,15 @@ from typing import NamedTuple
 
 import ml_collections
 
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, PretrainDataConfig, recipe
+from bert_jax.config import (
+    AdamW,
+    LinearSchedule,
+    ModelOptions,
+    PretrainConfig,
+    PretrainDataConfig,
+    ReplacedTokens,
+    recipe,
+)
 from bert_jax.errors import UserError
 
 
@@ -47,9 +55,10 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
             model=ModelOptions(preset=f"electra_{size}"),
             data=PretrainDataConfig(mask_rate=chosen.mask_rate),
             # As in google-research/electra, model/optimization.py: Adam without bias correction.
-            optimizer=OptimizerConfig(learning_rate=chosen.rate, warmup_steps=10_000, bias_correction=False),
-            objective="replaced_tokens",
-            generator_size=chosen.generator,
+            optimizer=AdamW(
+                learning_rate=chosen.rate, schedule=LinearSchedule(warmup_steps=10_000), bias_correction=False
+            ),
+            objective=ReplacedTokens(generator_size=chosen.generator),
             batch_size=chosen.batch,
             steps=chosen.steps,
         )

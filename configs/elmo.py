@@ -24,7 +24,7 @@ Source    Peters et al. 2018, section 3.4: layers, cells, projections, the resid
 import ml_collections
 
 import bert_jax.lineage  # noqa: F401 (adds the encoders and their presets)
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import AdamW, LinearSchedule, ModelOptions, PretrainConfig, recipe
 from bert_jax.errors import UserError
 
 ROWS, POSITIONS = 64, 120
@@ -39,8 +39,12 @@ def get_config(model: str = "original") -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=PRESETS[model], dropout=0.1, bptt=20, initializer_range=PROJECTED[model] ** -0.5),
-            optimizer=OptimizerConfig(
-                learning_rate=1e-3, warmup_steps=1000, weight_decay=0.0, epsilon=1e-8, clip_norm=10.0
+            optimizer=AdamW(
+                learning_rate=1e-3,
+                schedule=LinearSchedule(warmup_steps=1000),
+                weight_decay=0.0,
+                epsilon=1e-8,
+                clip_norm=10.0,
             ),
             batch_size=ROWS,
             steps=EPOCHS * TOKENS // (ROWS * POSITIONS),

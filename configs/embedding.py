@@ -21,14 +21,14 @@ Source    learning rate 2e-5, one epoch and a tenth of it as warm-up: Reimers an
 
 import ml_collections
 
-from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig, recipe
+from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, TaskConfig, recipe
 
 
 def get_config() -> ml_collections.ConfigDict:
     return recipe(
         FinetuneConfig(
             task=TaskConfig(kind="embedding"),
-            optimizer=OptimizerConfig(learning_rate=2e-5, warmup_steps=-1),  # -1: a tenth of the steps
+            optimizer=AdamW(learning_rate=2e-5, schedule=LinearSchedule(warmup_steps=-1)),  # -1: a tenth of the steps
             batch_size=64,
             epochs=1.0,
             length_pool=1,  # negatives of any length, not those of similar length

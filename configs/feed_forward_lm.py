@@ -16,14 +16,14 @@ Source    Bengio et al. 2003, sections 2 and 4, and table 1, MLP9 and MLP10: n =
 import ml_collections
 
 import bert_jax.lineage  # noqa: F401 (adds the encoders and their presets)
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import AdamW, LinearSchedule, ModelOptions, PretrainConfig, recipe
 
 
 def get_config() -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset="feed_forward_lm", dropout=0.0, initializer_range=0.1),
-            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100, epsilon=1e-8),
+            optimizer=AdamW(learning_rate=1e-3, schedule=LinearSchedule(warmup_steps=100), epsilon=1e-8),
             batch_size=32,
             steps=100_000,
         )

@@ -17,26 +17,21 @@ Source    gpt: Radford et al. 2018, section 4.1, 100 epochs of 64 sequences: set
 
 import ml_collections
 
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import AdamW, CosineSchedule, ModelOptions, PretrainConfig, recipe
 from bert_jax.errors import UserError
 
 MODELS = {
     "gpt": PretrainConfig(
         model=ModelOptions(preset="gpt"),
-        optimizer=OptimizerConfig(
-            learning_rate=2.5e-4, warmup_steps=2_000, schedule="cosine", epsilon=1e-8, clip_norm=1.0
-        ),
+        optimizer=AdamW(learning_rate=2.5e-4, schedule=CosineSchedule(warmup_steps=2_000), epsilon=1e-8, clip_norm=1.0),
         batch_size=64,
         steps=1_000_000,
     ),
     "gpt2": PretrainConfig(
         model=ModelOptions(preset="gpt2", dropout=0.0),
-        optimizer=OptimizerConfig(
+        optimizer=AdamW(
             learning_rate=6e-4,
-            warmup_steps=0,
-            warmup_share=2_000 / 600_000,
-            schedule="cosine",
-            final_share=0.1,
+            schedule=CosineSchedule(warmup_steps=0, warmup_share=2_000 / 600_000, final_share=0.1),
             beta2=0.95,
             epsilon=1e-8,
             weight_decay=0.1,

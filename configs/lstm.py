@@ -26,7 +26,7 @@ from typing import NamedTuple
 import ml_collections
 
 import bert_jax.lineage  # noqa: F401 (adds the encoders and their presets)
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import AdamW, LinearSchedule, ModelOptions, PretrainConfig, recipe
 from bert_jax.errors import UserError
 
 ROWS, POSITIONS = 24, 140
@@ -62,8 +62,12 @@ def get_config(model: str = "medium") -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=options,
-            optimizer=OptimizerConfig(
-                learning_rate=1e-3, warmup_steps=100, weight_decay=0.0, epsilon=1e-8, clip_norm=chosen.clip_norm
+            optimizer=AdamW(
+                learning_rate=1e-3,
+                schedule=LinearSchedule(warmup_steps=100),
+                weight_decay=0.0,
+                epsilon=1e-8,
+                clip_norm=chosen.clip_norm,
             ),
             batch_size=ROWS,
             steps=chosen.epochs * WORDS // (ROWS * POSITIONS),

@@ -13,8 +13,9 @@ last 50 B. Base, on LONG, shards of that length:
         --config.model.rotary_base=160000 --config.optimizer.learning_rate=3e-4 \
         --config.optimizer.weight_decay=0.0333 --config.allow_changes=optimizer.weight_decay
 
-and then the same with --config.steps=423855 --config.optimizer.schedule=wsd --config.optimizer.decay_share=0.025
---config.optimizer.final_share=0.001 --config.allow_changes=optimizer. Large had 5e-5 in both, and 616 and 624 rows.
+and then the same with --config.steps=423855 --config.optimizer.schedule=wsd
+--config.optimizer.schedule.decay_share=0.025 --config.optimizer.schedule.final_share=0.001
+--config.allow_changes=optimizer. Large had 5e-5 in both, and 616 and 624 rows.
 
 Differences from the paper and its configurations: theirs drop 0.1 of the outputs of attention, and nothing is dropped
 here; their batch grows over the first 50 B (base) or 10 B tokens (large), which --config.batch_schedule can do; large
@@ -31,7 +32,7 @@ Source    Warner et al. 2024, sections 2.2 and 3, table 3. Steps are 1.7 T token
 
 import ml_collections
 
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, PretrainDataConfig, recipe
+from bert_jax.config import ConstantSchedule, ModelOptions, PretrainConfig, PretrainDataConfig, StableAdamW, recipe
 from bert_jax.errors import UserError
 
 # Batch, peak rate and warmup tokens by size.
@@ -48,12 +49,9 @@ def get_config(size: str = "base") -> ml_collections.ConfigDict:
         PretrainConfig(
             model=ModelOptions(preset=f"modernbert_{size}", rotary_base=10_000.0),
             data=PretrainDataConfig(mask_rate=0.3),
-            optimizer=OptimizerConfig(
-                name="stable_adamw",
+            optimizer=StableAdamW(
                 learning_rate=rate,
-                warmup_steps=0,
-                warmup_share=warmup / TOKENS,
-                schedule="constant",
+                schedule=ConstantSchedule(warmup_steps=0, warmup_share=warmup / TOKENS),
                 beta2=0.98,
                 weight_decay=1e-5 / rate,  # published as 1e-5 per step at the peak rate, not multiplied by the rate
                 clip_norm=0.0,

@@ -15,7 +15,7 @@ Source    Portes et al. 2023; base: mosaicml/examples, mosaic-bert-base-uncased.
 
 import ml_collections
 
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, PretrainDataConfig, recipe
+from bert_jax.config import AdamW, LinearSchedule, ModelOptions, PretrainConfig, PretrainDataConfig, recipe
 from bert_jax.errors import UserError
 
 SIZES = ("base", "large")
@@ -29,11 +29,9 @@ def get_config(size: str = "base") -> ml_collections.ConfigDict:
         PretrainConfig(
             model=ModelOptions(preset=f"mosaicbert_{size}"),
             data=PretrainDataConfig(mask_rate=0.3),
-            optimizer=OptimizerConfig(
+            optimizer=AdamW(
                 learning_rate=RATE,
-                warmup_steps=0,
-                warmup_share=0.06,
-                final_share=0.02,
+                schedule=LinearSchedule(warmup_steps=0, warmup_share=0.06, final_share=0.02),
                 beta2=0.98,
                 # Composer's decay: 1e-5 per step at the peak rate, on all parameters; here it is multiplied by the
                 # rate.

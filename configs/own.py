@@ -32,13 +32,13 @@ Source    Devlin et al. 2019, appendix A.3: batch 16 or 32, learning rate 2e-5 t
 
 import ml_collections
 
-from bert_jax.config import FinetuneConfig, OptimizerConfig, recipe
+from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, recipe
 
 
 def get_config() -> ml_collections.ConfigDict:
     return recipe(
         FinetuneConfig(
-            optimizer=OptimizerConfig(learning_rate=3e-5, warmup_steps=-1),  # -1: a tenth of the steps
+            optimizer=AdamW(learning_rate=3e-5, schedule=LinearSchedule(warmup_steps=-1)),  # -1: a tenth of the steps
             batch_size=32,
             epochs=3.0,
         )

@@ -40,7 +40,16 @@ Source    Batch, peak rate, warmup, optimizer and decay of weights: Warner et al
 
 import ml_collections
 
-from bert_jax.config import CheckpointConfig, ModelOptions, OptimizerConfig, PretrainConfig, PretrainDataConfig, recipe
+from bert_jax.config import (
+    CheckpointConfig,
+    ModelOptions,
+    Phases,
+    PretrainConfig,
+    PretrainDataConfig,
+    StableAdamW,
+    WSDSchedule,
+    recipe,
+)
 
 CAUSAL, TRUNK, DECAY = 45e9, 45e9, 10e9  # tokens of the phases
 ROWS, LENGTH = 4608, 1024
@@ -59,20 +68,15 @@ def get_config() -> ml_collections.ConfigDict:
                 mask_schedule={0: 0.3, DECAY_FROM: 0.3, END: 0.15},
                 mask_shape="linear",
             ),
-            optimizer=OptimizerConfig(
-                name="stable_adamw",
+            optimizer=StableAdamW(
                 learning_rate=RATE,
-                warmup_steps=0,
-                warmup_tokens=3e9,
-                schedule="wsd",
-                decay_tokens=DECAY,
-                final_share=0.001,
+                schedule=WSDSchedule(warmup_steps=0, warmup_tokens=3e9, decay_tokens=DECAY, final_share=0.001),
                 beta2=0.98,
                 weight_decay=1e-5 / RATE,  # published as 1e-5 per step at the peak rate, not multiplied by the rate
                 clip_norm=0.0,
             ),
             checkpoint=CheckpointConfig(every_steps=1000, keep_every=1000),
-            objective={0: "causal", MASKED_FROM: "mlm"},
+            objective=Phases({0: "causal", MASKED_FROM: "mlm"}),
             batch_size=ROWS,
             batch_schedule={0: ROWS, DECAY_FROM: LONG_ROWS},
             steps=0,

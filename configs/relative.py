@@ -15,7 +15,7 @@ Source    architectures: Shaw et al. 2018, section 3.2; Song et al. 2020 and Raf
 
 import ml_collections
 
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import AdamW, LinearSchedule, ModelOptions, PretrainConfig, recipe
 from bert_jax.errors import UserError
 
 KINDS = ("shaw", "buckets")
@@ -27,7 +27,7 @@ def get_config(kind: str = "shaw") -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=f"{kind}_base"),
-            optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000),
+            optimizer=AdamW(learning_rate=1e-4, schedule=LinearSchedule(warmup_steps=10_000)),
             batch_size=256,
             steps=1_000_000,
         )

@@ -15,7 +15,7 @@ Source    Liu et al. 2019, section 5 and table 9, the batch of "8k" read as 8,19
 
 import ml_collections
 
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import AdamW, LinearSchedule, ModelOptions, PretrainConfig, recipe
 from bert_jax.errors import UserError
 
 SIZES = {"base": (6e-4, 24_000), "large": (4e-4, 30_000)}  # peak rate, warmup steps: table 9
@@ -34,10 +34,9 @@ def published(family: str, size: str, steps: int) -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=f"{family}_{size}"),
-            optimizer=OptimizerConfig(
+            optimizer=AdamW(
                 learning_rate=rate,
-                warmup_steps=0,
-                warmup_share=warmup / steps,
+                schedule=LinearSchedule(warmup_steps=0, warmup_share=warmup / steps),
                 beta2=0.98,
                 decays={".*": 0.01},  # fairseq's Adam decays all parameters, including biases and norms
                 clip_norm=0.0,

@@ -18,7 +18,7 @@ Source    Joshi et al. 2020, sections 3 and 4.2, for large. Base: batch, steps a
 
 import ml_collections
 
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import AdamW, LinearSchedule, MaskedLM, ModelOptions, PretrainConfig, recipe
 from bert_jax.errors import UserError
 
 # Batch, steps and peak rate by size.
@@ -32,8 +32,10 @@ def get_config(size: str = "large") -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=f"spanbert_{size}"),
-            optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=10_000, epsilon=1e-8, decays={".*": 0.1}),
-            span_boundary=True,
+            optimizer=AdamW(
+                learning_rate=rate, schedule=LinearSchedule(warmup_steps=10_000), epsilon=1e-8, decays={".*": 0.1}
+            ),
+            objective=MaskedLM(span_boundary=True),
             batch_size=batch,
             steps=steps,
         )

@@ -35,7 +35,7 @@ Source    this repository's choice, from these: princeton-nlp/PURE (Zhong and Ch
 
 import ml_collections
 
-from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig, recipe
+from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, TaskConfig, recipe
 from bert_jax.errors import UserError
 
 KINDS = ("spans", "span_pairs")
@@ -48,7 +48,7 @@ def get_config(argument: str = "kind=spans") -> ml_collections.ConfigDict:
     return recipe(
         FinetuneConfig(
             task=TaskConfig(kind=kind, max_length=128),
-            optimizer=OptimizerConfig(learning_rate=5e-5, warmup_steps=-1),  # -1: a tenth of the steps
+            optimizer=AdamW(learning_rate=5e-5, schedule=LinearSchedule(warmup_steps=-1)),  # -1: a tenth of the steps
             batch_size=16,
             epochs=10.0,
         )

@@ -28,7 +28,7 @@ Source    Devlin et al. 2019, section 4.2: batch 32, 3 epochs, 5e-5 (squad1); se
 
 import ml_collections
 
-from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig, recipe
+from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, TaskConfig, recipe
 from bert_jax.errors import UserError
 
 TASKS = ("squad1", "squad2", "new_wiki")
@@ -41,7 +41,7 @@ def get_config(argument: str = "task=squad1") -> ml_collections.ConfigDict:
     return recipe(
         FinetuneConfig(
             task=TaskConfig(name=name, max_length=384),
-            optimizer=OptimizerConfig(learning_rate=5e-5, warmup_steps=-1),  # -1: a tenth of the steps
+            optimizer=AdamW(learning_rate=5e-5, schedule=LinearSchedule(warmup_steps=-1)),  # -1: a tenth of the steps
             batch_size=48 if name == "squad2" else 32,
             epochs=2.0 if name == "squad2" else 3.0,
         )

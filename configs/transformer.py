@@ -14,17 +14,16 @@ Source    Vaswani et al. 2017, section 5 and table 3; the peak rate is section 5
 
 import ml_collections
 
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.config import AdamW, InverseSqrtSchedule, ModelOptions, PretrainConfig, recipe
 
 
 def get_config() -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset="transformer_base"),
-            optimizer=OptimizerConfig(
+            optimizer=AdamW(
                 learning_rate=(512 * 4_000) ** -0.5,
-                warmup_steps=4_000,
-                schedule="inverse_sqrt",
+                schedule=InverseSqrtSchedule(warmup_steps=4_000),
                 beta2=0.98,
                 epsilon=1e-9,
                 weight_decay=0.0,

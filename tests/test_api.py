@@ -596,7 +596,7 @@ def test_a_group_of_overrides_leaves_its_other_keys_as_the_recipe_has_them(confi
     dotted = configured(text="review", overrides={"optimizer.learning_rate": 1e-3, "task.max_length": 16})
     for found in (nested, dotted):
         assert (found.task.text, found.task.max_length) == ("review", 16) and found.optimizer == nested.optimizer
-        assert (found.optimizer.warmup_steps, found.optimizer.learning_rate) == (-1, 1e-3)
+        assert (found.optimizer.schedule.warmup_steps, found.optimizer.learning_rate) == (-1, 1e-3)
     started: list[Any] = []
     monkeypatch.setattr(api, "run_pretraining", lambda config, workdir, hooks: started.append(config) or {})
     bert_jax.pretrain("bert_tiny", tmp_path, data="shards", overrides={"model": {"dropout": 0.0}})

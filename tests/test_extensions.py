@@ -16,7 +16,7 @@ from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, TINY
 
 from bert_jax.commands import evaluate, pretrain, report
-from bert_jax.config import OptimizerConfig
+from bert_jax.config import AdamW, Lamb, LinearSchedule
 from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import bert
@@ -46,7 +46,7 @@ class Forgetful(first_token.FirstTokenObjective):
         return batch
 
 
-LIMITS = {"first_token": 60, "alibi": 40, "lion": 10, "parameter_norms": 15, "word_dropout": 60}
+LIMITS = {"first_token": 60, "alibi": 40, "lion": 20, "parameter_norms": 15, "word_dropout": 65}
 
 
 def run(shards: Path, workdir: Path, *overrides: str, steps: int = 4) -> None:
@@ -113,7 +113,7 @@ def test_an_objective_resumes_bit_for_bit(shards_dir: Path, tmp_path: Path) -> N
 
 
 def test_an_unknown_objective_and_a_field_that_batches_lack_are_refused(shards_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"unknown config\.objective 'first'; choose from auto, mlm, causal"):
+    with pytest.raises(UserError, match=r"unknown config\.objective 'first'; did you mean first_token"):
         run(shards_dir, tmp_path / "run", "--config.objective=first")
     with pytest.raises(UserError, match="Forgetful reads the batch fields first_bucket, and these shards"):
         extended_batch(Forgetful(), lay([[random_sequence(8, 50, 0)]], 8, 2))
@@ -153,7 +153,7 @@ def test_what_is_sampled_depends_on_seed_and_step_but_not_on_microbatches(tiny_c
     # At a rate of 0.1 and 142 tokens the count is outside of 2 to 34 once in 10,000 keys; the key is fixed.
     assert 2 <= dropped.sum() <= 34
 
-    params, chain = objective.init(config, jax.random.key(0)), OptimizerConfig(warmup_steps=1)
+    params, chain = objective.init(config, jax.random.key(0)), AdamW(schedule=LinearSchedule(warmup_steps=1))
     found = []
     for parts in (1, 2):
         plan = step_lib.Plan(config, Runtime(), objective, chain, optim.build(chain, params), parts)
@@ -176,14 +176,14 @@ def test_an_objective_that_samples_pretrains_and_evaluates(shards_dir: Path, tmp
 
 @pytest.mark.slow
 def test_an_optimizer_is_a_name_of_the_configuration(shards_dir: Path, tmp_path: Path) -> None:
-    run(shards_dir, tmp_path / "run", "--config.optimizer.name=lion", "--config.optimizer.learning_rate=1e-4", steps=2)
+    run(shards_dir, tmp_path / "run", "--config.optimizer=lion", "--config.optimizer.learning_rate=1e-4", steps=2)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == 2
 
 
 def two_encoder_plan(config, **options) -> tuple[step_lib.Plan, dict]:
     objective = ReplacedTokenObjective()
     params = objective.init(config, jax.random.key(0))
-    optimizer_config = OptimizerConfig(name="lamb", warmup_steps=1, **options)
+    optimizer_config = Lamb(schedule=LinearSchedule(warmup_steps=1), **options)
     plan = step_lib.Plan(config, Runtime(), objective, optimizer_config, optim.build(optimizer_config, params))
     return plan, params
 

@@ -33,7 +33,7 @@ def matches(pattern: str) -> list[tuple[Key, str]]:
         expression = re.compile(pattern, re.IGNORECASE)
     except re.error as error:
         raise UserError(f"PATTERN is {pattern!r}, which is not a regular expression: {error}") from None
-    by_command = {command: keys(config()) for command, config in CONFIGS.items()}
+    by_command = {command: keys(config(), every_kind=True) for command, config in CONFIGS.items()}
     listed = []
     for command, own in by_command.items():
         others = [key for other, theirs in by_command.items() if other != command for key in theirs]

@@ -24,7 +24,7 @@ trained to predict the next token.
 --config.KEY=VALUE sets a key of the recipe. Frequently used keys:
 
   steps=1000, budget_minutes=30   the length of the run
-  tokens=5e8 steps=0              a length in tokens; then also optimizer.warmup_tokens, decay_tokens
+  tokens=5e8 steps=0              a length in tokens; then also optimizer.schedule.warmup_tokens, decay_tokens
   batch_size=64                   rows per batch
   batch_schedule='{{0: 256, 10000: 512}}'
                                   a batch size that changes at the given steps
@@ -49,11 +49,9 @@ trained to predict the next token.
                                   are, if they do not fit a local disk (docs/scaling.md)
   data.phases="{{900000: 'DIR'}}"   other shards, or a mixture, from the given step on, e.g. of length
                                   512 after 128
-  objective='{{0: causal, 5000: mlm}}'
-                                  next tokens first, masked tokens from the given step on (the recipe phases)
-  span_boundary=true              also predict masked spans from their boundaries (SpanBERT)
+  objective=NAME                  mlm, causal, replaced_tokens, diffusion, phases; objective.KEY sets its options
   optimizer.learning_rate=1e-3    the peak learning rate
-  optimizer.name=NAME             adamw, lamb, muon or stable_adamw
+  optimizer=NAME                  adamw, lamb, muon or stable_adamw
   optimizer.schedule=NAME         linear, cosine, wsd, constant or inverse_sqrt
   optimizer.ema_decay=0.999       a moving average of the parameters
 

@@ -226,7 +226,7 @@ def pretraining(stages: Stages, plan: Plan) -> None:
         *("pretrain", "--config", "bert_tiny"),
         *("--workdir", stages.path("pretrained"), f"--config.data.train={stages.path('shards')}"),
         *(f"--config.budget_minutes={plan.minutes:g}", f"--config.batch_size={plan.rows}"),
-        *("--config.optimizer.learning_rate=2e-3", "--config.optimizer.warmup_steps=100"),
+        *("--config.optimizer.learning_rate=2e-3", "--config.optimizer.schedule.warmup_steps=100"),
         *("--config.model.dropout=0.0", "--config.eval.every_steps=400"),
         f"--config.checkpoint.every_minutes={min(0.5, plan.minutes / 4):.3g}",
         *_verbose(plan),

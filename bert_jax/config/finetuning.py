@@ -5,7 +5,7 @@ from typing import Any
 
 from bert_jax.config.model import LoraConfig
 from bert_jax.config.options import check, group, option
-from bert_jax.config.training import OptimizerConfig, TrainConfig
+from bert_jax.config.training import AdamW, LinearSchedule, OptimizerConfig, TrainConfig
 from bert_jax.errors import UserError
 
 
@@ -120,7 +120,7 @@ class TaskConfig:
 class FinetuneConfig(TrainConfig):
     # Devlin et al. 2019, appendix A.3, tried 2e-5 to 5e-5; a warmup of -1 is a tenth of the run.
     optimizer: OptimizerConfig = group(
-        lambda: OptimizerConfig(learning_rate=3e-5, warmup_steps=-1), "the optimizer and its schedule"
+        lambda: AdamW(learning_rate=3e-5, schedule=LinearSchedule(warmup_steps=-1)), "the optimizer"
     )
     task: TaskConfig = group(TaskConfig, "the task and its files", "batches")
     seeds: int | tuple[int, ...] = option(

@@ -6,6 +6,9 @@ call `load`, which builds the dataclass. An unknown key is an error that suggest
 Values have one notation, on the command line, in recipes and in Python: Python's literals. On the command line a bare
 word is text, so `--config.task.metrics=f1,accuracy` means ("f1", "accuracy").
 
+Some groups of keys are one of several kinds (options.Kinds). --config.objective=causal chooses one, and the keys that
+both kinds have keep their values; --config.objective.z_loss=1e-4 then sets a key of that kind.
+
 Short flags set keys, too: `--checkpoint runs/base` means `--config.init_from=runs/base`. A flag has the same name in
 every command. A configuration without the key does not have the flag."""
 
@@ -19,14 +22,14 @@ import operator
 import pathlib
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias, TypeVar
 
 import ml_collections
 
-from bert_jax.config.options import nearest, type_name
+from bert_jax.config.options import Kinds, nearest, type_name
 from bert_jax.errors import UserError
 
 # Finds recipes by name, e.g. `bert_base` or `glue`.
@@ -104,6 +107,8 @@ def recipe(config: Any) -> ml_collections.ConfigDict:
     A recipe that builds on another may change any value in it; `load` checks the types.
     """
     tree = ml_collections.ConfigDict(type_safe=False, convert_dict=False)
+    if isinstance(config, Kinds):
+        tree.kind = config.kind
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
         tree[item.name] = recipe(value) if dataclasses.is_dataclass(value) else value
@@ -111,8 +116,12 @@ def recipe(config: Any) -> ml_collections.ConfigDict:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Returns a configuration dataclass as nested dictionaries, for JSON."""
-    return dataclasses.asdict(config)
+    """Returns a configuration dataclass as nested dictionaries, for JSON; those of a union say their kind first."""
+    tree: dict[str, Any] = {"kind": config.kind} if isinstance(config, Kinds) else {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        tree[item.name] = to_dict(value) if dataclasses.is_dataclass(value) else value
+    return tree
 
 
 def from_flags(config_class: type[Config], recipe_name: str, arguments: Sequence[str] = ()) -> Config:
@@ -130,7 +139,6 @@ def from_flags(config_class: type[Config], recipe_name: str, arguments: Sequence
     written: dict[str, tuple[str, str]] = {}  # by key: the flag, as it is written, and its value
     for flag, value in _split_flags(config_class, arguments):
         key = KEYS.get(flag, flag.removeprefix("config."))
-        hint = _hint(config_class, key)
         previous = written.get(key)
         if previous and previous[0] != flag and previous[1] != value:
             (first, value_there) = previous
@@ -138,7 +146,7 @@ def from_flags(config_class: type[Config], recipe_name: str, arguments: Sequence
                 f"--{first} is {value_there} and --{flag} is {value}, but they set one key; omit one of them"
             )
         written[key] = (flag, value)
-        _set(tree, key, _read(hint, value, f"config.{key}"))
+    _assign(config_class, tree, {key: value for key, (_, value) in written.items()}, _read)
     return load(config_class, tree)
 
 
@@ -151,31 +159,32 @@ def from_values(config_class: type[Config], recipe_name: str, *overrides: Mappin
     tree = _plain(_run_recipe(recipe_name))
     _check_recipe(config_class, tree, recipe_name)
     for values in overrides:
-        for key, value in _leaves(config_class, values):
-            _hint(config_class, key)
-            _set(tree, key, _native(key, value))
+        leaves = dict(_leaves(config_class, tree, values))
+        _assign(config_class, tree, leaves, lambda hint, value, where: _native(where, value))
     return load(config_class, tree)
 
 
 def change(config: Config, values: Mapping[str, Any]) -> Config:
     """Returns a configuration with other values of some dotted keys. Raises UserError as from_values does."""
     tree = to_dict(config)
-    for key, value in values.items():
-        _hint(type(config), key)
-        _set(tree, key, value)
+    _assign(type(config), tree, values, lambda hint, value, where: value)
     return load(type(config), tree)
 
 
 def load(config_class: type[Config], values: Values, where: str = "config") -> Config:
     """Builds a configuration dataclass from a ConfigDict or a dict, recursively.
 
-    Raises UserError for an unknown key (naming the nearest known one), a missing key or a value of the wrong type.
+    Raises UserError for an unknown key (naming the nearest known one), a missing key or a value of the wrong type. A
+    union takes the class that `kind` names.
     """
+    values = _plain(values)
+    if issubclass(config_class, Kinds) and not config_class.kind:
+        return typing.cast(Config, _convert(config_class, values, where))
     hints = typing.get_type_hints(config_class)
     fields = {item.name: item for item in dataclasses.fields(config_class)}  # type: ignore[arg-type]
     for key in values:
         if key not in fields:
-            raise UserError(_unknown_key(where, key, fields))
+            raise UserError(_unknown_key(where, key, config_class))
     arguments = {}
     for name, item in fields.items():
         if name in values:
@@ -236,49 +245,100 @@ def _split_flags(config_class: type, arguments: Sequence[str]) -> Iterator[tuple
         yield flag, value
 
 
-def _hint(config_class: type, key: str) -> Any:
-    """Returns the type of a dotted key. Raises UserError if the configuration does not have it."""
+def _hint(config_class: type, key: str, tree: Any = None) -> Any:
+    """Returns the type of a dotted key. Raises UserError if the configuration does not have it.
+
+    `tree` holds the configuration's values so far, which say the kinds of unions.
+    """
     where, hint = "config", config_class
     for name in key.split("."):
-        if not dataclasses.is_dataclass(hint):
+        group = _group(hint, tree, where)
+        if group is None:
             raise UserError(f"unknown key {where}.{name}; {where} is a single value. Write --{where}=VALUE")
-        hints = typing.get_type_hints(hint)
-        if name not in hints:
-            raise UserError(_unknown_key(where, name, hints))
-        where, hint = f"{where}.{name}", hints[name]
+        if name not in {item.name for item in dataclasses.fields(group)}:
+            raise UserError(_unknown_key(where, name, group))
+        where, hint = f"{where}.{name}", typing.get_type_hints(group)[name]
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
     return hint
 
 
-def _defines(config_class: type, key: str) -> bool:
+def _union(hint: Any) -> type[Kinds] | None:
+    """Returns the union that a key of this type chooses a kind of, if it is one."""
+    return next((kind for kind in _members(hint) if isinstance(kind, type) and issubclass(kind, Kinds)), None)
+
+
+def _group(hint: Any, value: Any, where: str) -> Any:
+    """Returns the dataclass whose fields are the keys of a group, which for a union depends on its value."""
+    union = _union(hint)
+    if union is None:
+        return next((kind for kind in _members(hint) if dataclasses.is_dataclass(kind)), None)
+    if hint is union and union.kind:  # a kind itself, not the union
+        return union
+    name = value.get("kind") if isinstance(value, Mapping) else value
+    if name is None:
+        return next(iter(union.kinds.values()))
+    if name not in union.kinds:
+        raise UserError(f"unknown {where} {name!r}; {nearest(str(name), union.kinds)}")
+    return union.kinds[name]
+
+
+def _defines(config_class: type, key: str, tree: Any = None) -> bool:
     try:
-        _hint(config_class, key)
+        _hint(config_class, key, tree)
     except UserError:
         return False
     return True
 
 
-def _set(tree: dict[str, Any], key: str, value: Any) -> None:
-    *groups, name = key.split(".")
-    for group in groups:
-        tree = tree.setdefault(group, {})
-    tree[name] = value
+def _assign(
+    config_class: type, tree: dict[str, Any], values: Mapping[str, Any], read: Callable[[Any, Any, str], Any]
+) -> None:
+    """Sets dotted keys of a tree to what `read` makes of their type, value and name."""
+    names = {key: _without_kind(config_class, key, tree) for key in values}
+    for key, name in sorted(
+        names.items(), key=lambda pair: pair[1].count(".")
+    ):  # kinds before keys that depend on them
+        hint = _hint(config_class, name, tree)
+        value = read(hint, values[key], f"config.{name}")
+        *groups, last = name.split(".")
+        node = tree
+        for group in groups:
+            if not isinstance(node.get(group), dict):  # None, or the bare name of a kind
+                node[group] = {} if node.get(group) is None else {"kind": node[group]}
+            node = node[group]
+        if isinstance(value, str) and _union(hint) is not None:
+            shared = {item.name for item in dataclasses.fields(_group(hint, value, f"config.{name}"))}
+            previous = node.get(last)
+            kept = previous.items() if isinstance(previous, Mapping) else ()
+            value = {"kind": value} | {name: entry for name, entry in kept if name in shared}
+        node[last] = value
 
 
-def _leaves(config_class: type, values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _without_kind(config_class: type, key: str, tree: Any) -> str:
+    """Returns the key of a union for its kind: objective.kind=mlm means objective=mlm."""
+    parent, dot, last = key.rpartition(".")
+    is_kind = dot and last == "kind" and _defines(config_class, parent, tree)
+    return parent if is_kind and _union(_hint(config_class, parent, tree)) else key
+
+
+def _leaves(config_class: type, tree: Any, values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the dotted key and the value of each override; a mapping is one value unless its key is a group."""
     for name, value in values.items():
         key = f"{prefix}{name}"
-        is_group = _defines(config_class, key) and dataclasses.is_dataclass(_hint(config_class, key))
-        if isinstance(value, Mapping) and is_group:
-            yield from _leaves(config_class, value, f"{key}.")
+        if dataclasses.is_dataclass(value):
+            value = to_dict(value)
+        hint = _hint(config_class, key, tree) if _defines(config_class, key, tree) else None
+        if isinstance(value, Mapping) and any(map(dataclasses.is_dataclass, _members(hint))):
+            yield from _leaves(config_class, tree, value, f"{key}.")
         else:
             yield key, value
 
 
 def _plain(values: Values) -> dict[str, Any]:
-    """Copies a tree of ConfigDicts as dictionaries."""
+    """Copies a tree of ConfigDicts, and of dataclasses in them, as dictionaries."""
+    tree = {name: to_dict(value) if dataclasses.is_dataclass(value) else value for name, value in values.items()}
     return {
-        name: _plain(value) if isinstance(value, ml_collections.ConfigDict) else value for name, value in values.items()
+        name: _plain(value) if isinstance(value, ml_collections.ConfigDict) else value for name, value in tree.items()
     }
 
 
@@ -352,8 +412,28 @@ def _value(node: ast.expr) -> Any:
     raise ValueError(f"{ast.unparse(node)!r} is not a Python literal; put text in quotes")
 
 
-def _unknown_key(where: str, key: str, known: Iterable[str]) -> str:
-    return f"unknown key {where}.{key}; {nearest(key, known, f'{where}.')}"
+def _unknown_key(where: str, key: str, group: Any) -> str:
+    kinds = group.kinds.items() if isinstance(group, type) and issubclass(group, Kinds) else ()
+    owners = [name for name, kind in kinds if key in {item.name for item in dataclasses.fields(kind)}]
+    if owners:
+        return f"unknown key {where}.{key}: {where}={group.kind} does not have it. Set --{where}={' or '.join(owners)}"
+    known = [item.name for item in dataclasses.fields(group)]
+    deeper = [path for path in _paths(group) if path.endswith(f".{key}")]  # learning_rate, say, of optimizer
+    if not known:
+        advice = f"{where}={group.kind} has no keys"
+    else:
+        advice = f"did you mean {where}.{deeper[0]}?" if deeper else nearest(key, known, f"{where}.")
+    return f"unknown key {where}.{key}; {advice}"
+
+
+def _paths(group: Any) -> Iterator[str]:
+    """Yields the names of all keys of a group and of the groups in it, with those of all kinds."""
+    hints = typing.get_type_hints(group)
+    for item in dataclasses.fields(group):
+        yield item.name
+        for member in filter(dataclasses.is_dataclass, _members(hints[item.name])):
+            for kind in getattr(member, "kinds", {}).values() or (member,):
+                yield from (f"{item.name}.{path}" for path in _paths(kind))
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
@@ -370,11 +450,14 @@ def _described(hint: Any) -> str:
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
     """Converts a value to a type. Raises UserError for a value of another type."""
-    for kind in _members(hint):
-        if dataclasses.is_dataclass(kind) and not (value is None and types.NoneType in _members(hint)):
-            if not isinstance(value, Mapping | ml_collections.ConfigDict):
-                raise UserError(f"{where} is {value!r}, but has keys of its own. Write --{where}.KEY=VALUE")
-            return load(typing.cast(type[Any], kind), typing.cast(Values, value), where)
+    if value is None and types.NoneType in _members(hint):
+        return None
+    if (union := _union(hint)) and isinstance(value, str):
+        value = {"kind": value}
+    if group := _group(hint, value, where):
+        if not isinstance(value, Mapping):
+            raise UserError(f"{where} is {value!r}, but has keys of its own. Write --{where}.KEY=VALUE")
+        return load(group, {name: entry for name, entry in value.items() if not (union and name == "kind")}, where)
     for kind in _members(hint):
         try:
             return _as(kind, value)

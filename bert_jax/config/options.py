@@ -8,6 +8,7 @@
 
 `option` declares a field and `check` tests the values. A field becomes a flag of a command (`parse`), a keyword of a
 Python function (`from_keywords`), or a key of a recipe (config/loading.py), and `keys` lists it for the documents.
+A field whose type is a subclass of Kinds holds one of several groups of options, chosen by name.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from bert_jax.command_line import Parser
 from bert_jax.errors import UserError
@@ -87,6 +88,29 @@ def group(make: Callable[[], Any], help: str, *marks: Mark) -> Any:
     return dataclasses.field(default_factory=make, metadata={"help": help, "marks": marks})
 
 
+class Kinds:
+    """Base class of a union: groups of options of which a configuration has one, chosen by name.
+
+        class ScheduleConfig(Kinds): ...  # the union
+
+        @dataclass(frozen=True)
+        class Cosine(ScheduleConfig, kind="cosine"):  # --config.optimizer.schedule=cosine
+            final_share: float = option(0.0, "...")  # --config.optimizer.schedule.final_share=0.1
+
+    `kinds` holds the classes by name, the default first. An extension adds a kind by defining its class.
+    """
+
+    kind: ClassVar[str] = ""
+    kinds: ClassVar[dict[str, Any]]  # classes; typed so that extensions may construct them
+
+    def __init_subclass__(cls, kind: str = "") -> None:
+        if Kinds in cls.__bases__:
+            cls.kinds = {}
+        if kind:
+            cls.kind = kind
+            cls.kinds[kind] = cls
+
+
 def check(options: Any, prefix: str = "--") -> None:
     """Raises UserError for the first value that its field does not allow. None is allowed everywhere."""
     for field in dataclasses.fields(options):
@@ -124,20 +148,40 @@ class Key(NamedTuple):
     meaning: str
 
 
-def keys(config: Any, prefix: str = "") -> list[Key]:
-    """Returns all keys of a configuration, whose values are shown as defaults, and of the groups in it."""
+def keys(config: Any, prefix: str = "", every_kind: bool = False) -> list[Key]:
+    """Returns all keys of a configuration, whose values are shown as defaults, and of the groups in it.
+
+    With every_kind, it also lists the keys that the other kinds of a union have.
+    """
     hints = typing.get_type_hints(type(config))
     listed: list[Key] = []
     for item in dataclasses.fields(config):
-        value, about = getattr(config, item.name), item.metadata
-        if dataclasses.is_dataclass(value):
-            listed += keys(value, f"{prefix}{item.name}.")
+        value, about, name = getattr(config, item.name), item.metadata, f"{prefix}{item.name}"
+        if isinstance(value, Kinds):
+            listed.append(Key(name, "kind", value.kind, f"{about['help']}: {', '.join(value.kinds)}"))
+            listed += _keys_of_kinds(value, f"{name}.") if every_kind else keys(value, f"{name}.")
+        elif dataclasses.is_dataclass(value):
+            listed += keys(value, f"{name}.", every_kind)
         else:
             meaning, choices = about["help"], about["choices"]
             if not all(choice in meaning for choice in choices):
                 meaning = f"{meaning}: {', '.join(choices)}"
-            listed.append(Key(prefix + item.name, type_name(hints[item.name]), value, meaning))
+            listed.append(Key(name, type_name(hints[item.name]), value, meaning))
     return listed
+
+
+def _keys_of_kinds(chosen: Kinds, prefix: str) -> list[Key]:
+    """Lists the keys of all kinds of a union once; the meaning of a key that some kinds lack begins with the others."""
+    listed: dict[tuple[str, str], tuple[Key, list[str]]] = {}
+    for kind in (type(chosen), *chosen.kinds.values()):  # defaults of the chosen kind come first
+        for key in keys(chosen if kind is type(chosen) else kind(), prefix, every_kind=True):
+            owners = listed.setdefault((key.name, key.meaning), (key, []))[1]
+            if kind.kind not in owners:
+                owners.append(kind.kind)
+    return [
+        key if len(owners) == len(chosen.kinds) else key._replace(meaning=f"{', '.join(owners)}: {key.meaning}")
+        for key, owners in listed.values()
+    ]
 
 
 def type_name(hint: Any) -> str:

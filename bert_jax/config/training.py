@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from bert_jax.config.model import ModelOptions
-from bert_jax.config.options import POSITIVE, Valid, at_least, check, group, option
+from bert_jax.config.options import POSITIVE, RATE, Kinds, Valid, at_least, check, group, option
 from bert_jax.errors import UserError
 
 SEEDS = 2**32  # jax.random.key uses the lower 32 bits of a seed, so larger seeds would repeat smaller ones
@@ -171,39 +171,203 @@ class PretrainDataConfig(DataConfig):
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class ScheduleConfig(Kinds):
+    """The learning rate relative to its peak: a warmup, then a decay of its own (bert_jax/train/optim/chains.py)."""
+
+    warmup_steps: int = option(
+        10_000,
+        "steps in which the rate grows from 0 to its peak; -1 (fine-tuning): a tenth of the run",
+        valid=at_least(-1),
+    )
+    warmup_share: float = option(
+        0.0,
+        "share of the run, instead of warmup_steps; the schedule covers the rest",
+        valid=Valid(lambda share: 0 <= share < 1, "0 or a share below 1, such as 0.06"),
+    )
+    warmup_tokens: float = option(
+        0.0, "instead of warmup_steps and warmup_share, if config.tokens is the run's length", valid=at_least(0)
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "optimizer.schedule.")
+        if sum(count > 0 for count in (self.warmup_steps, self.warmup_share, self.warmup_tokens)) > 1:
+            raise UserError(
+                f"optimizer.schedule.warmup_steps is {self.warmup_steps}, warmup_share is {self.warmup_share} and "
+                f"warmup_tokens is {self.warmup_tokens:g}, but only one of them can be used. Set the others to 0"
+            )
+
+
+@dataclass(frozen=True)
+class DecayingSchedule(ScheduleConfig):
+    final_share: float = option(
+        0.0,
+        "share of the peak rate at the end of the run",
+        valid=Valid(lambda share: 0 <= share <= 1, "a share from 0 to 1"),
+    )
+
+
+@dataclass(frozen=True)
+class LinearSchedule(DecayingSchedule, kind="linear"):
+    """Falls linearly."""
+
+
+@dataclass(frozen=True)
+class CosineSchedule(DecayingSchedule, kind="cosine"):
+    """Falls as half a cosine (Loshchilov and Hutter 2017)."""
+
+
+@dataclass(frozen=True)
+class WSDSchedule(DecayingSchedule, kind="wsd"):
+    """Stays at the peak, then falls as 1 - sqrt (warmup-stable-decay; Hu et al. 2024)."""
+
+    decay_share: float = option(
+        0.1,
+        "share of the run that is the decay",
+        valid=Valid(lambda share: 0 < share <= 1, "a share above 0 and up to 1, such as 0.1"),
+    )
+    decay_tokens: float = option(0.0, "instead of decay_share, if config.tokens is the run's length", valid=at_least(0))
+
+
+@dataclass(frozen=True)
+class ConstantSchedule(ScheduleConfig, kind="constant"):
+    """Stays at the peak."""
+
+
+@dataclass(frozen=True)
+class InverseSqrtSchedule(DecayingSchedule, kind="inverse_sqrt"):
+    """Falls as the inverse square root of the step, relative to the warmup (Vaswani et al. 2017)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.warmup_steps or self.warmup_share or self.warmup_tokens):
+            raise UserError(
+                "optimizer.schedule=inverse_sqrt decays relative to the length of the warmup, but no warmup is "
+                "configured. Set --config.optimizer.schedule.warmup_steps or --config.optimizer.schedule.warmup_share"
+            )
+
+
+@dataclass(frozen=True)
+class OptimizerConfig(Kinds):
     """The optimizer (bert_jax/train/optim). The defaults are BERT's (Devlin et al. 2019, appendix A.2)."""
 
-    name: str = option("adamw", "adamw, lamb, muon (hidden matrices; adamw for the rest), stable_adamw")
-    learning_rate: float = option(1e-4, "the peak")
-    warmup_steps: int = option(
-        10_000, "steps in which the rate grows from 0 to its peak; -1 (fine-tuning): a tenth of the run"
-    )
-    warmup_share: float = option(0.0, "share of the run, instead of warmup_steps; the schedule covers the rest")
-    schedule: str = option("linear", "linear, cosine, wsd (constant, then a decay as 1 - sqrt), constant, inverse_sqrt")
-    decay_share: float = option(0.1, "share of the run that is the decay of wsd")
-    warmup_tokens: float = option(0.0, "instead of warmup_steps and warmup_share, if config.tokens is the run's length")
-    decay_tokens: float = option(0.0, "instead of decay_share, if config.tokens is the run's length")
-    final_share: float = option(0.0, "share of the peak rate at the end of the schedule")
-    beta1: float = option(0.9, "decay of the mean of gradients")
-    beta2: float = option(0.999, "decay of the mean of their squares")
-    epsilon: float = option(1e-6, "added to the root of that mean")
+    learning_rate: float = option(1e-4, "the peak", valid=at_least(0))
+    schedule: ScheduleConfig = group(LinearSchedule, "the learning rate over the run")
+    beta1: float = option(0.9, "decay of the mean of gradients", valid=RATE)
+    beta2: float = option(0.999, "decay of the mean of their squares", valid=RATE)
+    epsilon: float = option(1e-6, "added to the root of that mean", valid=POSITIVE)
     bias_correction: bool = option(
         True, "of Adam's moments; False: as in the original BERT code, whose first steps are larger"
     )
-    momentum: float = option(0.95, "muon: decay of the mean of gradients")
     weight_decay: float = option(
-        0.01, "multiplied by the learning rate; of all but biases, norms and what `decays` matches"
+        0.01,
+        "multiplied by the learning rate; of all but biases, norms and what `decays` matches",
+        valid=at_least(0),
     )
     decays: dict[str, float] = option(
         {}, "weight decay by parameter path: {REGEX: DECAY}, as {'encoder/layers/0/': 0.1}"
     )
-    layer_decay: float = option(1.0, "learning rate of each layer relative to the layer above it")
+    layer_decay: float = option(
+        1.0,
+        "learning rate of each layer relative to the layer above it",
+        valid=Valid(lambda decay: 0 < decay <= 1, "1 (no decay) or a number between 0 and 1"),
+    )
     rates: dict[str, float] = option(
         {}, "learning-rate factors by parameter path, on top of layer_decay: {REGEX: FACTOR}; 0 freezes"
     )
-    clip_norm: float = option(1.0, "maximum global gradient norm; 0: no clipping")
-    ema_decay: float = option(0.0, "decay of a moving average of the parameters, evaluated and saved, too; 0: none")
+    clip_norm: float = option(1.0, "maximum global gradient norm; 0: no clipping", valid=at_least(0))
+    ema_decay: float = option(
+        0.0, "decay of a moving average of the parameters, evaluated and saved, too; 0: none", valid=RATE
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "optimizer.")
+
+
+@dataclass(frozen=True)
+class AdamW(OptimizerConfig, kind="adamw"):
+    """Adam with decoupled weight decay."""
+
+
+@dataclass(frozen=True)
+class Lamb(OptimizerConfig, kind="lamb"):
+    """Adam's step, scaled to the norm of each tensor, for large batches."""
+
+
+@dataclass(frozen=True)
+class Muon(OptimizerConfig, kind="muon"):
+    """Orthogonalized momentum for hidden matrices, and AdamW for the rest."""
+
+    momentum: float = option(0.95, "decay of the mean of gradients of hidden matrices", valid=RATE)
+
+
+@dataclass(frozen=True)
+class StableAdamW(OptimizerConfig, kind="stable_adamw"):
+    """AdamW with smaller steps when gradients suddenly grow."""
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig(Kinds):
+    """The objective of pretraining (bert_jax/train/objectives)."""
+
+    def __post_init__(self) -> None:
+        check(self, "config.objective.")
+
+
+_Z_LOSS = (
+    0.0,
+    "weight of the mean squared logarithm of the softmax's normalizer, such as 1e-4 (z-loss; Chowdhery et al. 2022, "
+    "section 5)",
+)
+
+
+@dataclass(frozen=True)
+class AutoObjective(ObjectiveConfig, kind="auto"):
+    """mlm, or causal for a causal model, or the encoder's own objective."""
+
+
+@dataclass(frozen=True)
+class MaskedLM(ObjectiveConfig, kind="mlm"):
+    """Predicts masked tokens, and next sentences if the shards have labels."""
+
+    next_sentence: bool = option(True, "also predict next sentences, or their order, if the shards have labels")
+    span_boundary: bool = option(
+        False, "also predict spans from their boundaries (SpanBERT; Joshi et al. 2020, section 3.2)"
+    )
+    z_loss: float = option(*_Z_LOSS, valid=at_least(0))
+
+
+@dataclass(frozen=True)
+class CausalLM(ObjectiveConfig, kind="causal"):
+    """Predicts next tokens."""
+
+    z_loss: float = option(*_Z_LOSS, valid=at_least(0))
+
+
+@dataclass(frozen=True)
+class ReplacedTokens(ObjectiveConfig, kind="replaced_tokens"):
+    """Finds the tokens that a generator replaced (ELECTRA; Clark et al. 2020)."""
+
+    generator_size: float = option(
+        0.25,
+        "width of the generator relative to the model's",
+        valid=Valid(lambda size: 0 < size <= 1, "a share above 0 and up to 1, such as 0.25"),
+    )
+    replaced_weight: float = option(50.0, "weight of the model's loss next to the generator's", valid=at_least(0))
+
+
+@dataclass(frozen=True)
+class Diffusion(ObjectiveConfig, kind="diffusion"):
+    """Predicts masked tokens at all mask rates (MDLM; Sahoo et al. 2024)."""
+
+
+@dataclass(frozen=True)
+class Phases(ObjectiveConfig, kind="phases"):
+    """Predicts next tokens in some phases of a run and masked tokens in others."""
+
+    phases: dict[int, str] = option(
+        {0: "causal", 5000: "mlm"}, "causal and mlm, by the step from which they apply; the last one is mlm"
+    )
+    z_loss: float = option(*_Z_LOSS, valid=at_least(0))
 
 
 @dataclass(frozen=True)
@@ -258,7 +422,7 @@ class TrainConfig:
 
     model: ModelOptions = group(ModelOptions, "the architecture and how to run it")
     data: DataConfig = group(DataConfig, "training and held-out data", "batches")
-    optimizer: OptimizerConfig = group(OptimizerConfig, "the optimizer and its schedule")
+    optimizer: OptimizerConfig = group(AdamW, "the optimizer")
     mesh: MeshConfig = group(MeshConfig, "devices by mesh axis")
     checkpoint: CheckpointConfig = group(CheckpointConfig, "which checkpoints are saved and kept", "free")
     eval: EvalConfig = group(EvalConfig, "held-out evaluation")
@@ -339,23 +503,7 @@ class PretrainConfig(TrainConfig):
         "WORKDIR/checkpoints/STEP of another run: begin there, with its optimizer state, in a workdir of one's own",
         "file",
     )
-    objective: str | dict[int, str] = option(
-        "auto",
-        "mlm, with next sentences if the shards have labels; causal; bidirectional_lm (ELMo); replaced_tokens "
-        "(ELECTRA); diffusion (MDLM); auto: mlm, causal or bidirectional_lm, as the model can. Phases of causal and "
-        "mlm by step: {0: causal, 5000: mlm}",
-    )
-    next_sentence: bool = option(True, "mlm: also predict next sentences, or their order, if the shards have labels")
-    generator_size: float = option(0.25, "replaced_tokens: width of the generator relative to the model's")
-    replaced_weight: float = option(50.0, "replaced_tokens: weight of the model's loss next to the generator's")
-    z_loss: float = option(
-        0.0,
-        "mlm and causal: weight of the mean squared logarithm of the softmax's normalizer, such as 1e-4 (z-loss of "
-        "Chowdhery et al. 2022, section 5)",
-    )
-    span_boundary: bool = option(
-        False, "also predict spans from their boundaries (SpanBERT; Joshi et al. 2020, section 3.2)"
-    )
+    objective: ObjectiveConfig = group(AutoObjective, "what the model learns to predict (docs/pretraining.md)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

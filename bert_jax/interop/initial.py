@@ -227,8 +227,8 @@ def distilled_pretraining(
         return None
     if not isinstance(objective, MaskedLMObjective):
         raise UserError(
-            f"distill.teacher is set, but config.objective is {config.objective}: pretraining distils masked language "
-            "models. Use --config.objective=mlm, or omit distill.teacher"
+            f"distill.teacher is set, but config.objective is {config.objective.kind}: pretraining distils masked "
+            "language models. Use --config.objective=mlm, or omit distill.teacher"
         )
     if settings.soft_weight and config.model.logits_at_once:
         raise UserError(

@@ -47,14 +47,14 @@ _SETTINGS = (
     "data.mask_rate",
     "data.mask_schedule",
     "data.mask_shape",
-    "z_loss",
-    "optimizer.name",
+    "objective.z_loss",
+    "optimizer",
     "optimizer.learning_rate",
-    "optimizer.warmup_steps",
-    "optimizer.warmup_share",
+    "optimizer.schedule",
+    "optimizer.schedule.warmup_steps",
+    "optimizer.schedule.warmup_share",
     "optimizer.weight_decay",
     _RULES,
-    "optimizer.schedule",
     "optimizer.ema_decay",
     "compute_dtype",
     "seed",
@@ -150,7 +150,7 @@ def _data_section(loaded: LoadedModel) -> list[str]:
 
 def _masks(loaded: LoadedModel, masking: Mapping[str, Any]) -> str:
     """A source's masks in training. Their rate is the shards' unless the run had its own."""
-    objective = loaded.training.get("objective", "auto")
+    objective = (loaded.training.get("objective") or {}).get("kind", "auto")
     if loaded.model.causal or loaded.model.directions > 1:
         objective = "causal"
     if objective in _OWN_MASKS or not masking["rate"]:
@@ -173,6 +173,8 @@ def _training_rows(loaded: LoadedModel) -> list[tuple[str, Any]]:
             value = value[part] if isinstance(value, Mapping) and part in value else None
         if key in paths and value:
             value = _without_folders(value)
+        if isinstance(value, Mapping) and "kind" in value:
+            value = value["kind"]
         if value not in _UNNAMED and key != overridden:
             rows.append((key, f"`{value}`" if key == _RULES else value))
     for name, title in _EFFORT.items():

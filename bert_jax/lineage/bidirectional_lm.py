@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from jaxtyping import PRNGKeyArray
 
-from bert_jax.config import ModelConfig, PretrainConfig
+from bert_jax.config import ModelConfig, ObjectiveConfig, PretrainConfig
 from bert_jax.data.example import Batch
 from bert_jax.errors import UserError
 from bert_jax.lineage.encoders import by_direction
@@ -13,7 +13,7 @@ from bert_jax.model.bert import Bert
 from bert_jax.model.heads.config import Heads
 from bert_jax.train.objectives.language_modeling import continues, token_sums, unmasked
 from bert_jax.train.objectives.objective import Counts, Likelihood, Objective, Term, Terms
-from bert_jax.train.objectives.pretraining import ShardTraits, check_no_generator, check_no_masks, check_text
+from bert_jax.train.objectives.pretraining import ShardTraits, check_no_masks, check_text
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,20 @@ class BidirectionalLMObjective(Objective):
         return {name: Term(total.loss, {"accuracy": total.correct}) for name, total in sums.items()}
 
 
-def bidirectional_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
+@dataclass(frozen=True)
+class BidirectionalLM(ObjectiveConfig, kind="bidirectional_lm"):
+    """Predicts next and previous tokens (ELMo)."""
+
+
+def bidirectional_lm(
+    options: BidirectionalLM, model: ModelConfig, shards: Sequence[ShardTraits], config: PretrainConfig
+) -> Objective:
     """Makes the objective (OBJECTIVES). Raises UserError for other encoders, masking options and infilled shards."""
     if model.directions == 1:
         raise UserError(
             f"config.objective is bidirectional_lm, but model.encoder={model.encoder} has no second direction; use "
             "--config.model.encoder=bilstm, or --config.objective=auto"
         )
-    check_no_generator(config)
     check_no_masks(config, "config.objective=bidirectional_lm predicts all tokens, and none of them is masked")
     check_text("bidirectional_lm", shards)
     return BidirectionalLMObjective()

@@ -16,7 +16,7 @@ buckets         MPNet's architecture (Song et al. 2020): learned positions and T
 albert          Lan et al. 2020, table 1 and section 4.1: embeddings of width 128, one set of parameters for all
                 layers. The releases of version 2, and of xxlarge, have no dropout
 electra         Clark et al. 2020, table 6: small has embeddings of width 128; a classifier begins with GELU. The
-                generator is not part of a preset (config.generator_size)
+                generator is not part of a preset (config.objective.generator_size)
 gpt, gpt2       Radford et al. 2018, section 4.1; Radford et al. 2019, table 2, the smallest
 """
 

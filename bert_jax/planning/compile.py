@@ -65,8 +65,7 @@ class RowSpec:
             words = vocab_size or BERT_VOCABULARY
             length = seq_len or min(USUAL_LENGTH, sizes.model_config(config.model, words).max_positions)
             rate = MASK_RATE if rates is None else max(rates.values)
-            labelled = not isinstance(config.objective, dict)  # the phases of a run predict tokens only
-            return cls(length, 1, max_predictions(length, 1, rate), words, labelled)
+            return cls(length, 1, max_predictions(length, 1, rate), words, labelled=True)
         [phase] = open_phases(dataclasses.replace(config.data, phases={}), only_manifests=True)
         data = phase.mixture.dataset  # all sources of a mixture have rows of one shape
         if seq_len not in (None, data.seq_len):
@@ -120,7 +119,9 @@ class AbstractStep:
         model = sizes.model_config(config.model, rows.vocab_size)
         # The traits of the shards that training would read; without shards, the traits that the configuration needs.
         name = config.data.train or ", ".join(config.data.mixture) or "the shards"
-        traits = ShardTraits(name, rows.labelled, "span" if config.span_boundary else "token")
+        traits = ShardTraits(
+            name, rows.labelled, "span" if getattr(config.objective, "span_boundary", False) else "token"
+        )
         sizes.check_positions(model, rows.seq_len, traits.name)
         sizes.check_truncation(model, rows.seq_len, traits.name)
         if config.distill.teacher:

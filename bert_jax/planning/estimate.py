@@ -8,7 +8,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from bert_jax.config import PretrainConfig
+from bert_jax.config import Phases, PretrainConfig
 from bert_jax.data.phases import later_phases
 from bert_jax.data.schedules import batch_schedule, batch_segments
 from bert_jax.model.attention.layer import kernels
@@ -307,7 +307,7 @@ def notes(plan: Estimate) -> list[str]:
         lines.append("Hours and tokens count the first phase only; plan each later one with its shards as data.train.")
     if config.batch_schedule:
         lines.append(f"Compiled for {config.batch_size:,} rows; hours scale with the rows of each step.")
-    if isinstance(config.objective, dict):
+    if isinstance(config.objective, Phases):
         lines.append(
             "Planned for masked phases; causal phases compute the logits of all positions and need more memory: plan "
             "them with --config.objective=causal --config.model.causal=true."

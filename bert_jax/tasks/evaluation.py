@@ -8,7 +8,16 @@ from typing import Any, TypedDict
 
 import jax
 
-from bert_jax.config import MeshConfig, PretrainConfig, TrainConfig
+from bert_jax.config import (
+    MaskedLM,
+    MeshConfig,
+    ObjectiveConfig,
+    Phases,
+    PretrainConfig,
+    ReplacedTokens,
+    TrainConfig,
+    load,
+)
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import DatasetLoader, SingleMasks, WordCounts, check_tokenizer, count_words
 from bert_jax.data.shards import Dataset, open_dataset
@@ -24,7 +33,7 @@ from bert_jax.tasks.reading.tables import Columns
 from bert_jax.train import distributed, sharding
 from bert_jax.train.evaluation import Rows, evaluate_batches
 from bert_jax.train.objectives import OBJECTIVES, Likelihood, MaskedLMObjective, Objective, pretraining_objective
-from bert_jax.train.objectives.pretraining import ShardTraits
+from bert_jax.train.objectives.pretraining import ShardTraits, resolved
 from bert_jax.train.run import runtime_of
 from bert_jax.train.step import Plan
 
@@ -119,20 +128,23 @@ def _measure(
 def _objective(loaded: LoadedModel, dataset: Dataset) -> Objective:
     """Returns the objective for which the checkpoint has heads and the shards have labels."""
     heads, traits = loaded.heads, ShardTraits.of(dataset, loaded.vocabulary)
-    name = "replaced_tokens" if heads.generator else loaded.training.get("objective", "auto")
     if not (heads.lm or heads.mlm or heads.generator or heads.named):
         raise UserError(f"{loaded.origin} has no language-model head to evaluate; use a pretrained checkpoint")
-    config = PretrainConfig(
-        objective=name if isinstance(name, str) and name in OBJECTIVES else "auto",
-        span_boundary=traits.mask_unit == "span" and heads.span_boundary,
-        generator_size=heads.generator / loaded.model.width or PretrainConfig.generator_size,
-        replaced_weight=(loaded.training if heads.generator else {}).get(
-            "replaced_weight", PretrainConfig.replaced_weight
-        ),
-        z_loss=loaded.training.get("z_loss", 0.0),
-    )
-    traits = dataclasses.replace(traits, labelled=traits.labelled and heads.next_sentence)
-    return pretraining_objective(config, loaded.model, [traits])
+    trained = loaded.training.get("objective", {})  # empty after fine-tuning and in imports
+    known = trained if trained.get("kind") in OBJECTIVES else {}  # not that of an extension which is not imported
+    options = resolved(load(ObjectiveConfig, known, "config.objective"), loaded.model)
+    if heads.generator:
+        weight = trained.get("replaced_weight", ReplacedTokens.replaced_weight)
+        options = ReplacedTokens(heads.generator / loaded.model.width, weight)
+    elif isinstance(options, Phases):
+        options = MaskedLM(z_loss=options.z_loss)  # the last phase's
+    if isinstance(options, MaskedLM):
+        options = dataclasses.replace(
+            options,
+            next_sentence=heads.next_sentence,
+            span_boundary=traits.mask_unit == "span" and heads.span_boundary,
+        )
+    return pretraining_objective(PretrainConfig(objective=options), loaded.model, [traits])
 
 
 def _masked_model(loaded: LoadedModel) -> LoadedModel:

@@ -103,7 +103,8 @@ def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measur
         check_measured("early_stop", config.early_stop, measured)
     epoch = math.ceil(rows / config.batch_size)
     length = config.steps or math.ceil(rows * config.epochs / config.batch_size)
-    warmup, share = config.optimizer.warmup_steps, config.optimizer.warmup_share
+    schedule = config.optimizer.schedule
+    warmup, share = schedule.warmup_steps, schedule.warmup_share
     if warmup < 0:
         if share <= 0 and config.budget_minutes > 0:  # the number of steps is not known in advance
             share = WARMUP_SHARE
@@ -116,8 +117,7 @@ def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measur
         steps=config.steps if config.budget_minutes > 0 else length,
         optimizer=dataclasses.replace(
             config.optimizer,
-            warmup_steps=warmup,
-            warmup_share=share,
+            schedule=dataclasses.replace(schedule, warmup_steps=warmup, warmup_share=share),
             rates=_with_crf_rate(config.optimizer.rates, task),
         ),
         eval=dataclasses.replace(config.eval, every_steps=config.eval.every_steps or epoch),

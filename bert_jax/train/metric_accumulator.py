@@ -81,7 +81,7 @@ class FiniteCheck:
         self._checkpoints.wait()  # a save may be under way
         last = self._checkpoints.latest_step()
         state = "there is no checkpoint yet" if last is None else f"the last checkpoint is step {last}"
-        advice = "Lower --config.optimizer.learning_rate, lengthen --config.optimizer.warmup_steps, or "
+        advice = "Lower --config.optimizer.learning_rate, lengthen --config.optimizer.schedule.warmup_steps, or "
         if self._on_nonfinite == "skip":
             advice += f"raise --config.skip_at_most={self._skip_at_most}"
         else:

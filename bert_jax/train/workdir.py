@@ -222,9 +222,12 @@ def check_provenance(
     new_held_out = (key for key in run.held_out if key not in before)
     free = (*marked(run.config, "free"), *_without_effect(run.config, before, now), *new_held_out)
     changed = [key for key in keys if before.get(key) != now.get(key) and not _within(key, free)]
+    # The options of one kind of objective alone, say, follow from the change of the kind.
+    kinds = [key for key in changed if key in before and key in now]
+    changed = [key for key in changed if key in kinds or not _within(key, kinds)]
     changes = {key: f"{key}: {_shown(before.get(key))} -> {_shown(now.get(key))}" for key in changed}
     # Fine-tuning derives its warmup from the length of the run, so it moves with the end.
-    warmup = ("optimizer.warmup_steps", "optimizer.warmup_share") if run.kind == "finetuning" else ()
+    warmup = ("optimizer.schedule.warmup_steps", "optimizer.schedule.warmup_share") if run.kind == "finetuning" else ()
     open_keys = (*marked(run.config, "end"), *warmup, SUM_DTYPE, *may_change, *allowed)
     refused = [key for key in changed if not _within(key, open_keys) and ALL not in allowed]
     if refused:
@@ -255,7 +258,6 @@ def check_provenance(
 def _without_effect(config: TrainConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the keys that have no effect because another key is set, or is not."""
     scheduled = bool(before.get("batch_schedule")) and bool(now.get("batch_schedule"))
-    generator = "replaced_tokens" in (before.get("objective"), now.get("objective"))
     unused: list[set[str]] = []
     for values in (before, now):
         fields = {key.removeprefix("model."): values[key] for key in values if _within(key, ("model",))}
@@ -269,7 +271,6 @@ def _without_effect(config: TrainConfig, before: Mapping[str, Any], now: Mapping
     return (
         *(("batch_size",) if scheduled else ()),
         *(() if now.get("checkpoint.best") else marked(config, "measured")),
-        *(() if generator else ("generator_size", "replaced_weight")),
         *(unused[0] & unused[1]),
         *sums,
     )
@@ -331,8 +332,7 @@ READ_FROM = ("data.train", "data.mixture", PHASES)  # prefixes of keys for the d
 MAY_CHANGE = (
     *("data", "batch_size", "batch_schedule", "objective", "eval.max_rows"),
     *("model.rotary_base", "model.rotary_base_local", "model.max_positions"),
-    *(f"optimizer.{key}" for key in ("learning_rate", "schedule", "final_share", "decay_share", "decay_tokens")),
-    *(f"optimizer.{key}" for key in ("warmup_steps", "warmup_share", "warmup_tokens")),
+    *("optimizer.learning_rate", "optimizer.schedule"),
 )
 
 

@@ -12,7 +12,7 @@ from families import FAMILIES
 from golden import SCAN
 from random_checkpoints import random_checkpoint
 
-from bert_jax.config import FinetuneConfig, ModelConfig, OptimizerConfig, TaskConfig
+from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, ModelConfig, TaskConfig
 from bert_jax.interop import export, stablehlo
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import layers
@@ -83,7 +83,7 @@ def test_a_tagger_is_trained_measured_and_used(loaded: LoadedModel, task: TaskCo
     export.write(loaded, tmp_path / "start")
     config = FinetuneConfig(
         task=task,
-        optimizer=OptimizerConfig(learning_rate=3e-2, warmup_steps=-1),
+        optimizer=AdamW(learning_rate=3e-2, schedule=LinearSchedule(warmup_steps=-1)),
         batch_size=16,
         epochs=6.0,
         log_every=10,

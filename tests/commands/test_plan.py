@@ -11,7 +11,7 @@ from random_checkpoints import odd_config, random_checkpoint
 from streamed_outputs import served
 
 from bert_jax.commands import plan
-from bert_jax.config import DistillConfig, MeshConfig, ModelOptions, OptimizerConfig, PretrainConfig, PretrainDataConfig
+from bert_jax.config import AdamW, DistillConfig, MeshConfig, ModelOptions, PretrainConfig, PretrainDataConfig
 from bert_jax.data.phases import PhasedLoader
 from bert_jax.data.schedules import mask_rates
 from bert_jax.data.shards import open_dataset
@@ -269,7 +269,7 @@ def test_a_plan_of_the_architecture_of_a_checkpoint(step, tmp_path):
             "model.bptt is 35, longer than the rows of the shards, 20",
         ),
         (
-            {"optimizer": OptimizerConfig(rates={".*": 0.0})},
+            {"optimizer": AdamW(rates={".*": 0.0})},
             64,
             r"optimizer.rates is \{'\.\*': 0.*\}, which trains no parameter",
         ),

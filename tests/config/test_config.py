@@ -8,8 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax import config
-from bert_jax.config import FinetuneConfig, ModelConfig, PretrainConfig
+from bert_jax.config import (
+    AdamW,
+    CausalLM,
+    CosineSchedule,
+    FinetuneConfig,
+    MaskedLM,
+    ModelConfig,
+    Muon,
+    ObjectiveConfig,
+    Phases,
+    PretrainConfig,
+    WSDSchedule,
+)
 from bert_jax.config.loading import literal
+from bert_jax.config.options import keys
 from bert_jax.errors import UserError
 
 RECIPE = "configs/bert_tiny.py"
@@ -48,6 +61,53 @@ def test_none_unsets_a_number_that_may_be_none():
         read("--config.steps=none")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "objective"),
+    [
+        (["--config.objective.z_loss=1e-4", "--config.objective=mlm"], MaskedLM(z_loss=1e-4)),
+        (["--config.objective.kind=causal"], CausalLM()),
+        (["--config.objective={kind: mlm, next_sentence: false}"], MaskedLM(next_sentence=False)),
+        (["--config.objective", "phases", "--config.objective.phases={0: mlm}"], Phases({0: "mlm"})),
+    ],
+)
+def test_a_kind_has_options_of_its_own_in_any_order_of_the_flags(overrides, objective):
+    assert read(*overrides).objective == objective
+
+
+def test_the_values_of_keys_that_both_kinds_have_stay():
+    flags = ("--config.optimizer=muon", "--config.optimizer.momentum=0.9", "--config.optimizer.schedule=wsd")
+    found = read(*flags, "--config.optimizer.schedule.decay_share=0.2").optimizer
+    schedule = WSDSchedule(warmup_steps=200, decay_share=0.2)  # 200 and the rate are the recipe's
+    assert found == Muon(learning_rate=1e-3, schedule=schedule, momentum=0.9)
+    changed = config.change(read(*flags), {"optimizer": "adamw", "optimizer.schedule": "cosine"}).optimizer
+    assert changed == AdamW(learning_rate=1e-3, schedule=CosineSchedule(warmup_steps=200))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"objective": MaskedLM(z_loss=0.1, next_sentence=False)},
+        {"objective": {"kind": "mlm", "z_loss": 0.1, "next_sentence": False}},
+        {"objective.next_sentence": False, "objective.kind": "mlm", "objective": {"z_loss": 0.1}},
+    ],
+)
+def test_python_sets_a_kind_by_its_class_by_a_mapping_or_by_its_keys(values):
+    built = config.from_values(PretrainConfig, RECIPE, values)
+    assert built.objective == MaskedLM(z_loss=0.1, next_sentence=False)
+    assert config.load(PretrainConfig, config.recipe(built)) == built
+    assert config.load(PretrainConfig, config.to_dict(built)) == built
+    assert config.load(ObjectiveConfig, {}) == PretrainConfig().objective
+
+
+def test_keys_of_all_kinds_are_listed_once_with_the_kinds_that_have_them():
+    listed = {key.name: key for key in keys(PretrainConfig(), every_kind=True)}
+    assert len(listed) == len(keys(PretrainConfig(), every_kind=True))
+    assert listed["objective"].default == "auto" and listed["optimizer.momentum"].meaning.startswith("muon: ")
+    assert listed["objective.z_loss"].meaning.startswith("mlm, causal, phases: ")
+    assert listed["optimizer.schedule.decay_share"].meaning.startswith("wsd: ")
+    assert not listed["optimizer.beta1"].meaning.startswith("adamw")
+
+
 def test_a_recipe_survives_the_way_through_a_config_dict():
     built = FinetuneConfig(seeds=(3, 4), batch_size=8)
     assert config.load(FinetuneConfig, config.recipe(built)) == built
@@ -57,6 +117,16 @@ def test_a_recipe_survives_the_way_through_a_config_dict():
     ("overrides", "said"),
     [
         (["--config.stepz=5"], r"unknown key config\.stepz; did you mean config\.steps\?"),
+        (
+            ["--config.objective.z_loss=1e-4"],
+            r"objective\.z_loss: config\.objective=auto does not have it\. Set --config\.objective=mlm or causal",
+        ),
+        (["--config.learning_rate=1"], r"did you mean config\.optimizer\.learning_rate\?"),
+        (["--config.optimizer.decay_share=1"], r"did you mean config\.optimizer\.schedule\.decay_share\?"),
+        (["--config.objective=mml"], r"unknown config\.objective 'mml'; did you mean mlm\?"),
+        (["--config.objective.rate=1"], r"config\.objective=auto has no keys"),
+        (["--config.optimizer.momentun=1"], r"unknown key config\.optimizer\.momentun; choose from beta1"),
+        (["--config.optimizer=3"], r"unknown config\.optimizer 3; choose from adamw, lamb"),
         (
             ["--config.model.presett", "mini"],
             r"unknown key config\.model\.presett; did you mean config\.model\.preset\?",

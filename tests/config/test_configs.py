@@ -100,7 +100,11 @@ def test_a_pretraining_recipe_builds_its_model_on_the_mesh(name):
     assert recipe.model.preset == PRETRAINING[name]
     model = sizes.model_config(recipe.model, vocab_size=30522)
     language_model = model.causal or model.directions > 1
-    objective = CausalLMObjective() if language_model else MaskedLMObjective(span_boundary=recipe.span_boundary)
+    objective = (
+        CausalLMObjective()
+        if language_model
+        else MaskedLMObjective(span_boundary=getattr(recipe.objective, "span_boundary", False))
+    )
     params = bert.abstract_params(model, objective.heads)
     mesh = sharding.make_mesh(recipe.mesh)
     sharding.check_batch(recipe.batch_size, recipe.microbatches, mesh)

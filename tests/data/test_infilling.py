@@ -37,7 +37,7 @@ from masking_reference import (
 from scipy import stats
 
 import bert_jax.lineage  # noqa: F401 (adds its encoders)
-from bert_jax.config import ModelConfig, PretrainConfig
+from bert_jax.config import ModelConfig, ObjectiveConfig, PretrainConfig
 from bert_jax.data.loader import DatasetLoader
 from bert_jax.data.masking.rule import MaskingRule, ReplacementShares
 from bert_jax.data.masking.selection import RunLengths
@@ -250,6 +250,6 @@ def test_objectives_that_need_the_text_refuse_infilled_shards(objective: str, ti
         model = dataclasses.replace(tiny_config, encoder="bilstm", positions="none")
     traits = [ShardTraits("shards/infilled", False, "infill")]
     with pytest.raises(UserError, match=f"objective={objective} needs every token of a text, but batches of shards/"):
-        pretraining_objective(PretrainConfig(objective=objective), model, traits)
+        pretraining_objective(PretrainConfig(objective=ObjectiveConfig.kinds[objective]()), model, traits)
     traits = [ShardTraits("shards/masked", False, "span")]
-    pretraining_objective(PretrainConfig(objective=objective), model, traits)
+    pretraining_objective(PretrainConfig(objective=ObjectiveConfig.kinds[objective]()), model, traits)

@@ -105,7 +105,7 @@ def test_the_shapes_of_later_batches_are_known_from_any_step(shards_dir):
             r"batch_schedule 20 does not.*: 24 in --config\.batch_schedule",
         ),
         ({}, ["--config.batch_schedule={5: 16}"], "Its steps must begin at 0"),
-        ({}, ["--config.span_boundary=true"], "--mask_unit span"),
+        ({}, ["--config.objective=mlm", "--config.objective.span_boundary=true"], "--mask_unit span"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(shards_dir, tmp_path, changes, overrides, said):

@@ -1,6 +1,6 @@
 """A pretraining objective of its own: BERT's masked tokens, and the first token of the row from [CLS].
 
-It shows the three parts of an extension: a batch field, a head and an objective, and the two tables that they join.
+It shows the parts of an extension: a batch field, a head, an objective and its options, and the tables that they join.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 from flax import nnx
 
+from bert_jax.config import ObjectiveConfig
 from bert_jax.data.example import Batch
 from bert_jax.model.heads import HEADS, Head
 from bert_jax.model.heads.basic import Classifier
@@ -48,5 +49,10 @@ class FirstTokenObjective(Objective):
         return {"mlm": Term(mlm, {"accuracy": mlm_correct}), "first": Term(first, {"accuracy": first_correct})}
 
 
+@dataclass(frozen=True)
+class FirstToken(ObjectiveConfig, kind="first_token"):
+    """Predicts masked tokens and the first token."""
+
+
 HEADS["first_token_head"] = Head(first_token_head)
-OBJECTIVES["first_token"] = lambda config, model, shards: FirstTokenObjective()
+OBJECTIVES["first_token"] = lambda options, model, shards, config: FirstTokenObjective()

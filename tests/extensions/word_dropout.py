@@ -1,6 +1,7 @@
 """An objective of its own that samples at each step: next tokens, with a tenth of the inputs replaced by [UNK].
 
-It shows Objective.corrupt. The targets are the original tokens (word dropout; Bowman et al. 2016).
+It shows Objective.corrupt, and an option of its own: --config.objective.drop_rate=0.2. The targets are the original
+tokens (word dropout; Bowman et al. 2016).
 """
 
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from bert_jax.config import ObjectiveConfig
+from bert_jax.config.options import RATE, option
 from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.train.losses import classification_sums
 from bert_jax.train.objectives import OBJECTIVES, CausalLMObjective, Term
@@ -44,9 +47,16 @@ class WordDropoutObjective(CausalLMObjective):
         return {"lm": Term(loss, {"accuracy": correct})}
 
 
-def build(config, model, shards):
+@dataclass(frozen=True)
+class WordDropout(ObjectiveConfig, kind="word_dropout"):
+    """Predicts next tokens from a text with gaps."""
+
+    drop_rate: float = option(0.1, "share of the inputs that are replaced by [UNK]", valid=RATE)
+
+
+def build(options, model, shards, config):
     words = shards[0].vocabulary
-    return WordDropoutObjective(int(words.unk_id), tuple(map(int, words.special_ids)))
+    return WordDropoutObjective(int(words.unk_id), tuple(map(int, words.special_ids)), options.drop_rate)
 
 
 OBJECTIVES["word_dropout"] = build

@@ -73,9 +73,9 @@ CASES = {
     "words": masked(mask_unit="word"),
     "n-grams": masked(mask_unit="ngram"),
     "spans": masked(mask_unit="span"),
-    "span boundaries": masked("--config.span_boundary=true", mask_unit="span")._replace(
-        terms=("mlm", "sbo"), steps=600
-    ),
+    "span boundaries": masked(
+        "--config.objective=mlm", "--config.objective.span_boundary=true", mask_unit="span"
+    )._replace(terms=("mlm", "sbo"), steps=600),
     "tokens out of order": masked(reorder_rate=0.15),
     "tokens deleted": masked(delete_rate=0.1),
     "tokens inserted": masked(insert_rate=0.1),
@@ -84,7 +84,7 @@ CASES = {
         "--config.model.layers=2", "--config.model.shared_layers=all", "--config.model.embedding_width=64"
     ),
     "a generator's tokens": masked("--config.objective=replaced_tokens"),
-    "tokens after next tokens": masked("--config.objective={0: causal, 100: mlm}"),
+    "tokens after next tokens": masked("--config.objective=phases", "--config.objective.phases={0: causal, 100: mlm}"),
     "next tokens": next_tokens(),
     "next tokens by an LSTM": next_tokens("--config.model.encoder=lstm", *RECURRENT, steps=150),
     "next tokens from a window": next_tokens(
@@ -109,7 +109,7 @@ CASES = {
         overrides=(
             "--config.objective=diffusion",
             "--config.model.norm=pre",
-            "--config.optimizer.name=muon",
+            "--config.optimizer=muon",
             "--config.optimizer.learning_rate=3e-3",
         ),
         steps=450,
@@ -218,7 +218,7 @@ def train(folder: Path, *overrides: str) -> dict[str, float]:
         "--config.model.dropout=0.0",
         "--config.model.initializer_range=0.08",  # 1/sqrt(D): BERT's 0.02 suits wider models, and learns later here
         "--config.optimizer.learning_rate=4e-3",
-        "--config.optimizer.warmup_steps=50",
+        "--config.optimizer.schedule.warmup_steps=50",
         f"--config.eval.max_rows={ROWS}",
         *overrides,
     ]

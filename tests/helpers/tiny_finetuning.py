@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.config import FinetuneConfig, ModelConfig, OptimizerConfig, TaskConfig
+from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, ModelConfig, TaskConfig
 from bert_jax.interop import export as bert_jax_export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import layers
@@ -51,7 +51,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def config_of(start: Path, task: TaskConfig, **changes: object) -> FinetuneConfig:
     built = FinetuneConfig(
         task=dataclasses.replace(task, max_length=32),
-        optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=-1),
+        optimizer=AdamW(learning_rate=5e-3, schedule=LinearSchedule(warmup_steps=-1)),
         batch_size=16,
         epochs=1.0,
         length_pool=1,  # good is shorter than dark: batches of like length would be batches of one label

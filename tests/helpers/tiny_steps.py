@@ -10,7 +10,7 @@ import numpy as np
 from families import FAMILIES
 from tiny_batches import lay, random_sequence
 
-from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
+from bert_jax.config import AdamW, LinearSchedule, MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.data.example import Batch
 from bert_jax.data.schedules import StepSchedule
 from bert_jax.lineage import BidirectionalLMObjective
@@ -26,7 +26,7 @@ from bert_jax.train.objectives import (
     ReplacedTokensObjective,
 )
 
-CONFIG = OptimizerConfig(learning_rate=0.01, warmup_steps=1)
+CONFIG = AdamW(learning_rate=0.01, schedule=LinearSchedule(warmup_steps=1))
 ROWS, LENGTH, PREDICTIONS = 16, 24, 4
 ONE = (1, 1, 1)
 # Sizes that every mesh divides; dropout on, whose masks have to be those of one device.
@@ -91,7 +91,12 @@ def packed_rows():
 
 
 def plan_of(
-    family: str, *, loop: str = "scan", microbatches: int = 1, mesh_config: MeshConfig = DEFAULT, **optimizer: Any
+    family: str,
+    *,
+    loop: str = "scan",
+    microbatches: int = 1,
+    mesh_config: MeshConfig = DEFAULT,
+    optimizer: type[OptimizerConfig] = AdamW,
 ) -> step_lib.Plan:
     base = {"electra": "bert", "diffusion": "bert", "causal phase": "bert", "feed_forward": "rnn"}.get(family, family)
     model = dataclasses.replace(FAMILIES[base], **CHANGES)
@@ -110,7 +115,7 @@ def plan_of(
         objective = DiffusionObjective(special_ids=(0, 1, 2, 3, 4), mask_id=4)
     if family == "causal phase":
         objective = PhasedObjective(StepSchedule((0, 9), ("causal", "mlm")))
-    config = OptimizerConfig(learning_rate=0.01, warmup_steps=1, **optimizer)
+    config = optimizer(learning_rate=0.01, schedule=LinearSchedule(warmup_steps=1))
     runtime = Runtime(layer_loop=loop, placement=sharding.OnMesh())
     chain = optim.build(config, bert.abstract_params(model, objective.heads))
     return step_lib.Plan(model, runtime, objective, config, chain, microbatches, mesh_config=mesh_config)

@@ -57,7 +57,7 @@ def test_the_card_of_a_pretrained_model_has_its_data_its_effort_and_its_limits(t
         "data": {"mixture": {"wiki": ("/data/wiki", 3), "code": ("/data/code", 1)}},
         "seed": 7,
     }
-    training["objective"] = "auto"
+    training["objective"] = {"kind": "auto"}
     result = {"step": 1200, "seconds": 3723.4, "tokens": 5000000, "eval_mlm_loss": 3.25, "eval_nsp_accuracy": None}
     result["eval_wiki/mlm_loss"] = 2.5
     card = card_of(tmp_path, result, training=training, data=data)
@@ -79,13 +79,16 @@ def test_the_card_of_a_pretrained_model_has_its_data_its_effort_and_its_limits(t
     [
         ({"data": {"mask_rate": 0.3, "mask_shape": "steps"}}, {}, "dynamic, 30%, unit word", ["data.mask_rate | 0.3"]),
         (
-            {"data": {"mask_rate": None, "mask_schedule": {0: 0.3, 9: 0.15}, "mask_shape": "linear"}, "z_loss": 1e-4},
+            {
+                "data": {"mask_rate": None, "mask_schedule": {0: 0.3, 9: 0.15}, "mask_shape": "linear"},
+                "objective": {"kind": "mlm", "z_loss": 1e-4},
+            },
             {},
             "dynamic, rates {0: 0.3, 9: 0.15}, unit word",
-            ["data.mask_schedule | {0: 0.3, 9: 0.15}", "data.mask_shape | linear", "z_loss | 0.0001"],
+            ["data.mask_schedule | {0: 0.3, 9: 0.15}", "data.mask_shape | linear", "objective.z_loss | 0.0001"],
         ),
-        ({"objective": "diffusion"}, {}, "random rates", ["objective | diffusion"]),
-        ({"objective": "auto"}, {"causal": True, "norm": "pre", "segment_types": 0}, "none", []),
+        ({"objective": {"kind": "diffusion"}}, {}, "random rates", ["objective | diffusion"]),
+        ({"objective": {"kind": "auto"}}, {"causal": True, "norm": "pre", "segment_types": 0}, "none", []),
     ],
 )
 def test_the_card_has_the_masks_of_the_run(tmp_path, training, changes, masking, settings):
@@ -106,7 +109,7 @@ def test_the_card_has_the_masks_of_the_run(tmp_path, training, changes, masking,
     ],
 )
 def test_the_card_has_the_weight_decay_that_parameters_had(tmp_path, decays, rows):
-    training = {"optimizer": {"weight_decay": 0.01, "decays": decays}}
+    training = {"optimizer": {"kind": "", "weight_decay": 0.01, "decays": decays}}
     loaded = random_checkpoint(tmp_path / "words", odd_config(), Heads(mlm=True), training=training)
     card = render(loaded, BERT, "BertForMaskedLM", parameters=1, loading=TRANSFORMERS)
     assert [line for line in card.split("\n") if "decay" in line] == [f"| optimizer.{row} |" for row in rows]

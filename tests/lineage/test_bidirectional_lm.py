@@ -20,10 +20,10 @@ from golden import (
 )
 from tiny_batches import lay, random_sequence
 
-from bert_jax.config import PretrainConfig
-from bert_jax.config.training import PretrainDataConfig
+from bert_jax.config import CausalLM, Diffusion, MaskedLM, PretrainConfig, PretrainDataConfig, ReplacedTokens
 from bert_jax.errors import UserError
 from bert_jax.lineage import BidirectionalLMObjective
+from bert_jax.lineage.bidirectional_lm import BidirectionalLM
 from bert_jax.model import layers
 from bert_jax.model.bert import bind
 from bert_jax.model.heads.config import Heads
@@ -89,14 +89,13 @@ def test_no_direction_sees_what_it_predicts():
 @pytest.mark.parametrize(
     ("family", "config", "message"),
     [
-        ("bilstm", PretrainConfig(objective="mlm"), r"objective is mlm, but the directions of model\.encoder"),
-        ("bilstm", PretrainConfig(objective="replaced_tokens"), r"objective is replaced_tokens, but the directions"),
-        ("bilstm", PretrainConfig(objective="diffusion"), r"objective is diffusion, but the directions"),
-        ("bilstm", PretrainConfig(objective="causal"), r"objective is causal, but the model is bidirectional"),
+        ("bilstm", PretrainConfig(objective=MaskedLM()), r"objective is mlm, but the directions of model\.encoder"),
+        ("bilstm", PretrainConfig(objective=ReplacedTokens()), r"objective is replaced_tokens, but the directions"),
+        ("bilstm", PretrainConfig(objective=Diffusion()), r"objective is diffusion, but the directions"),
+        ("bilstm", PretrainConfig(objective=CausalLM()), r"objective is causal, but the model is bidirectional"),
         ("bilstm", PretrainConfig(data=PretrainDataConfig(mask_rate=0.2)), r"none of them is masked; leave out"),
-        ("bilstm", PretrainConfig(span_boundary=True), r"none of them is masked; leave out config\.span_boundary"),
-        ("bert", PretrainConfig(objective="bidirectional_lm"), r"encoder=transformer has no second direction; use"),
-        ("lstm", PretrainConfig(objective="bidirectional_lm"), r"encoder=lstm has no second direction; use"),
+        ("bert", PretrainConfig(objective=BidirectionalLM()), r"encoder=transformer has no second direction; use"),
+        ("lstm", PretrainConfig(objective=BidirectionalLM()), r"encoder=lstm has no second direction; use"),
     ],
 )
 def test_an_objective_that_does_not_fit_is_refused(family, config, message):

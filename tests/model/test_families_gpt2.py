@@ -11,7 +11,15 @@ from golden import open_golden
 from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
 from tokenizer_kinds import byte_pairs
 
-from bert_jax.config import FinetuneConfig, ModelOptions, PretrainConfig, PretrainDataConfig, TaskConfig
+from bert_jax.config import (
+    AutoObjective,
+    FinetuneConfig,
+    ModelOptions,
+    PretrainConfig,
+    PretrainDataConfig,
+    ReplacedTokens,
+    TaskConfig,
+)
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, huggingface_export
@@ -144,7 +152,7 @@ def test_the_vocabulary_serves_causal_models_only(tmp_path):
     rows = open_dataset(str(tmp_path / "data"), "train")
     assert rows.vocabulary().mask_id == rows.vocabulary().sep_id
     config = PretrainConfig(model=ModelOptions(preset="tiny"), data=PretrainDataConfig(train=str(tmp_path / "data")))
-    for objective in ("auto", "replaced_tokens"):
+    for objective in (AutoObjective(), ReplacedTokens()):
         with pytest.raises(UserError, match=r"has no mask token; .* --config\.model\.causal=true"):
             pretrain(dataclasses.replace(config, objective=objective), tmp_path / "run")
 

@@ -17,7 +17,7 @@ from scipy.special import softmax
 from tiny_batches import lay, random_sequence
 
 from bert_jax.commands.features import result_table
-from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
+from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.interop import export
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -69,7 +69,7 @@ def test_heads_read_the_mix_of_the_embeddings_and_all_layers(family):
 
 
 def test_the_weights_of_a_mix_do_not_decay():
-    params = layers.flatten(decays(OptimizerConfig(), init_params(FAMILIES["bert"], HEADS, jax.random.key(0))))
+    params = layers.flatten(decays(AdamW(), init_params(FAMILIES["bert"], HEADS, jax.random.key(0))))
     assert params["layer_mix/scores"] == params["layer_mix/gamma"] == 0 < params["tagger/dense/kernel"]
 
 
@@ -116,7 +116,7 @@ def test_a_fine_tuned_mix_is_saved_measured_and_exported(reviews, tmp_path, monk
     columns = {"text": "text", "label": "label"}
     config = FinetuneConfig(
         task=TaskConfig(**reviews, **columns, max_length=16, layer_mix=True),
-        optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=-1),
+        optimizer=AdamW(learning_rate=1e-2, schedule=LinearSchedule(warmup_steps=-1)),
         batch_size=16,
         epochs=4.0,
         log_every=10,

@@ -15,7 +15,7 @@ TASK = {"name": "sst2", "kind": "classification"}
 
 
 def training(rate: float, rows: int = 32) -> dict:
-    return {"optimizer": {"learning_rate": rate, "name": "adamw"}, "batch_size": rows, "seed": 0}
+    return {"optimizer": {"learning_rate": rate, "kind": "adamw"}, "batch_size": rows, "seed": 0}
 
 
 def words(*workdirs: Path, output: Path) -> str:

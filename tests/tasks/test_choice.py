@@ -13,7 +13,7 @@ import pytest
 from golden import assert_close, open_golden, task_batch
 from scipy.special import log_softmax
 
-from bert_jax.config import FinetuneConfig, MeshConfig, ModelConfig, ModelOptions, OptimizerConfig, TaskConfig
+from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, MeshConfig, ModelConfig, ModelOptions, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params, bind
@@ -379,7 +379,7 @@ def test_it_learns_from_scratch(tmp_path: Path, letters: Tokenizer) -> None:
     config = FinetuneConfig(
         model=ModelOptions(layers=1, width=32, heads=2, feed_forward=64, max_positions=16, dropout=0.0),
         task=TaskConfig(**files, kind="choice", text="context", label="right", max_length=16),
-        optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=-1),
+        optimizer=AdamW(learning_rate=5e-3, schedule=LinearSchedule(warmup_steps=-1)),
         batch_size=16,
         epochs=3.0,
     )

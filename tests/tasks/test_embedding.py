@@ -14,7 +14,7 @@ import pytest
 from random_checkpoints import odd_config, random_checkpoint
 from tiny_steps import DEFAULT
 
-from bert_jax.config import FinetuneConfig, MeshConfig, OptimizerConfig, TaskConfig
+from bert_jax.config import AdamW, FinetuneConfig, MeshConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.interop import export as bert_jax_export
 from bert_jax.interop import huggingface_export
@@ -218,7 +218,7 @@ def gradients_of(loss: str, mesh: tuple[int, int] | None, mesh_config: MeshConfi
     abstract = bert.abstract_params(MODEL, objective.heads)
     params = jax.tree.map(lambda leaf: draw.normal(0, 0.2, leaf.shape).astype(np.float32), abstract)
     placement = sharding.OnMesh() if mesh else ALONE
-    config = OptimizerConfig(learning_rate=1e-3)
+    config = AdamW(learning_rate=1e-3)
     plan = step_lib.Plan(
         model=MODEL,
         runtime=Runtime(layer_loop="scan", placement=placement),
@@ -316,7 +316,7 @@ def test_a_model_learns_which_texts_belong_together_and_keeps_its_settings(
             query_prompt="the ",
             symmetric=True,
         ),
-        optimizer=OptimizerConfig(learning_rate=1e-2),
+        optimizer=AdamW(learning_rate=1e-2),
         batch_size=32,
         epochs=60.0,
         length_pool=1,

@@ -12,7 +12,7 @@ from extensions import new_task
 from random_checkpoints import WORDS
 from report_pages import finetuned_workdir
 
-from bert_jax.config import FinetuneConfig, ModelOptions, OptimizerConfig, TaskConfig
+from bert_jax.config import AdamW, ConstantSchedule, FinetuneConfig, ModelOptions, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.interop import export
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -46,7 +46,7 @@ def ratings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def config_of(ratings: dict[str, str], steps: int) -> FinetuneConfig:
     return FinetuneConfig(
         model=ModelOptions(preset="tiny", layers=1, width=32, heads=2, feed_forward=32, dropout=0.0),
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=0, schedule="constant"),
+        optimizer=AdamW(learning_rate=1e-3, schedule=ConstantSchedule(warmup_steps=0)),
         task=TaskConfig(**ratings, text="text", label="stars", kind="ordinal", max_length=16),
         batch_size=16,
         steps=steps,

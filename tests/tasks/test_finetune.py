@@ -17,11 +17,12 @@ from tiny_runs import ROOT
 
 from bert_jax.commands import finetune as commands_finetune
 from bert_jax.config import (
+    AdamW,
     CheckpointConfig,
     EvalConfig,
     FinetuneConfig,
+    LinearSchedule,
     ModelOptions,
-    OptimizerConfig,
     TaskConfig,
     TrainConfig,
 )
@@ -231,7 +232,7 @@ def test_adapters_train_alone_and_the_merged_model_is_the_one_that_was_measured(
     files = {split: reviews[split] for split in ("train", "dev")}
     task = TaskConfig(**files, text="review", label="stars")
     lora = LoraConfig(rank=4, alpha=32.0, dropout=0.1, targets="attention/(query|value)|feed_forward")
-    optimizer = OptimizerConfig(learning_rate=2e-2, warmup_steps=-1)
+    optimizer = AdamW(learning_rate=2e-2, schedule=LinearSchedule(warmup_steps=-1))
     result = finetune(config_of(start, task, epochs=8.0, lora=lora, optimizer=optimizer), tmp_path / "lora")
     assert result["metrics"]["accuracy"]["mean"] > 0.8
     before, after = open_checkpoint(start).params, read_params(tmp_path / "lora")
@@ -325,20 +326,24 @@ def test_the_first_token_is_untrained_after_masked_tokens_alone(
 
 
 def test_steps_warmup_and_evaluation_follow_from_rows_and_epochs() -> None:
-    config = FinetuneConfig(optimizer=OptimizerConfig(warmup_steps=-1), epochs=3.0, batch_size=32)
+    config = FinetuneConfig(optimizer=AdamW(schedule=LinearSchedule(warmup_steps=-1)), epochs=3.0, batch_size=32)
 
     def settings_of(config: FinetuneConfig) -> FinetuneConfig:
         return trials.settings(config, Trial(7), named.TASKS["rte"].task, rows=1001, measured=True)
 
     settings = settings_of(config)
     assert (settings.seed, settings.steps, settings.eval.every_steps) == (7, 94, 32)
-    assert settings.optimizer.warmup_steps == 10
-    given = dataclasses.replace(config, steps=5, optimizer=OptimizerConfig(warmup_steps=2))
+    assert settings.optimizer.schedule.warmup_steps == 10
+    given = dataclasses.replace(config, steps=5, optimizer=AdamW(schedule=LinearSchedule(warmup_steps=2)))
     settings = settings_of(given)
-    assert (settings.steps, settings.optimizer.warmup_steps) == (5, 2)
+    assert (settings.steps, settings.optimizer.schedule.warmup_steps) == (5, 2)
     by_clock = dataclasses.replace(config, budget_minutes=1.0)
     settings = settings_of(by_clock)
-    assert (settings.steps, settings.optimizer.warmup_steps, settings.optimizer.warmup_share) == (0, 0, 0.1)
+    assert (settings.steps, settings.optimizer.schedule.warmup_steps, settings.optimizer.schedule.warmup_share) == (
+        0,
+        0,
+        0.1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -349,7 +354,7 @@ def test_a_recipe_is_a_fine_tuning_configuration(recipe: str) -> None:
 
     flags = ["--config.seeds=(3,4)", "--config.epochs=2"]
     built = config_lib.from_flags(FinetuneConfig, str(ROOT / "configs" / recipe), flags)
-    assert (built.seeds, built.epochs, built.optimizer.warmup_steps) == ((3, 4), 2.0, -1)
+    assert (built.seeds, built.epochs, built.optimizer.schedule.warmup_steps) == ((3, 4), 2.0, -1)
 
 
 @pytest.mark.parametrize("recipe", ["glue.py:task=sst3", "superglue.py:task=wsc", "tagging.py:task=pos"])

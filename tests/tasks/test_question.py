@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_kinds import byte_pairs
 
-from bert_jax.config import FinetuneConfig, ModelOptions, OptimizerConfig, TaskConfig
+from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, ModelOptions, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks import measurement, registry
 from bert_jax.tasks.evaluation import evaluate
@@ -452,7 +452,7 @@ def test_a_model_learns_answers_and_their_absence(tmp_path: Path) -> None:
         model=ModelOptions(layers=2, width=32, heads=4, feed_forward=64, max_positions=24, dropout=0.0),
         # Windows of a context, too: some answers are in the second only.
         task=TaskConfig(kind="question", max_length=12, doc_stride=4, max_query_length=4, **files),
-        optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=10),
+        optimizer=AdamW(learning_rate=5e-3, schedule=LinearSchedule(warmup_steps=10)),
         batch_size=64,
         epochs=6.0,
     )

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_checkpoints import odd_config, random_checkpoint
 
-from bert_jax.config import EvalConfig, FinetuneConfig, ModelConfig, ModelOptions, OptimizerConfig, TaskConfig
+from bert_jax.config import AdamW, EvalConfig, FinetuneConfig, LinearSchedule, ModelConfig, ModelOptions, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
@@ -533,7 +533,7 @@ def test_a_model_learns_nested_spans_and_their_relations(tmp_path: Path, learnin
     config = FinetuneConfig(
         model=ModelOptions(layers=1, width=32, heads=2, feed_forward=64, max_positions=32),
         task=TaskConfig(kind="span_pairs", max_length=32, **files),
-        optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=10),
+        optimizer=AdamW(learning_rate=5e-3, schedule=LinearSchedule(warmup_steps=10)),
         batch_size=32,
         epochs=8.0,
         eval=EvalConfig(every_steps=1000),  # at the end only

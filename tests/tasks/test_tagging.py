@@ -19,7 +19,7 @@ from scipy.special import softmax
 from seqeval import scheme as strict
 from tokenizer_kinds import byte_pairs
 
-from bert_jax.config import EvalConfig, FinetuneConfig, ModelConfig, ModelOptions, OptimizerConfig, TaskConfig
+from bert_jax.config import AdamW, EvalConfig, FinetuneConfig, LinearSchedule, ModelConfig, ModelOptions, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.heads import structured
@@ -596,7 +596,7 @@ def test_a_tagger_learns_entities_in_the_scheme_of_its_file(tmp_path: Path, opti
     config = FinetuneConfig(
         model=ModelOptions(layers=1, width=32, heads=2, feed_forward=64, max_positions=48),
         task=TaskConfig(kind="tagging", max_length=48, **files, **options),
-        optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=5),
+        optimizer=AdamW(learning_rate=5e-3, schedule=LinearSchedule(warmup_steps=5)),
         batch_size=32,
         epochs=8.0,
         eval=EvalConfig(every_steps=1000),  # at the end only

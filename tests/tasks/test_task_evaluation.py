@@ -306,14 +306,16 @@ def test_perplexity_of_a_causal_model_equals_a_loop_over_sequences(pairs, rows):
 
 
 def test_the_loss_has_the_z_loss_of_the_run(pairs):
-    loaded = dataclasses.replace(a_model(pairs, Heads(lm=True), **CAUSAL), training={"z_loss": 0.01})
+    loaded = dataclasses.replace(
+        a_model(pairs, Heads(lm=True), **CAUSAL), training={"objective": {"kind": "causal", "z_loss": 0.01}}
+    )
     measured = evaluation.objective_metrics(loaded, pairs, CONFIG, ROWS)
     assert measured["z_loss"] > 0
     assert measured["loss"] == pytest.approx(measured["lm_loss"] + 0.01 * measured["z_loss"], rel=1e-5)
 
 
 def test_bounds_of_a_diffusion_model_are_per_token_and_per_word_without_special_tokens(pairs, rows):
-    loaded = dataclasses.replace(a_model(pairs, Heads(mlm=True)), training={"objective": "diffusion"})
+    loaded = dataclasses.replace(a_model(pairs, Heads(mlm=True)), training={"objective": {"kind": "diffusion"}})
     measured = evaluation.objective_metrics(loaded, pairs, CONFIG, ROWS)
     tokens = sum((~np.isin(ids, loaded.vocabulary.special_ids)).sum() for ids, _ in sequences(rows))
     assert measured["mdm_perplexity"] == pytest.approx(math.exp(measured["mdm_loss"]))

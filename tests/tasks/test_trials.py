@@ -309,7 +309,7 @@ def test_a_workdir_of_other_runs_is_refused(tmp_path: Path) -> None:
         ({"task.class_weights": ("balanced", "y3")}, "task.class_weights is 'y3'; use balanced"),
         ({"init_from": ("{start}", "missing")}, "no checkpoint at missing"),
         ({"train_layers": ("all", "lst:2")}, "train_layers is 'lst:2'"),
-        ({"optimizer.name": ("adamw", "adamx")}, "adamx"),
+        ({"optimizer": ("adamw", "adamx")}, "adamx"),
         ({"checkpoint.keep": (2, -1)}, "checkpoint.keep is -1"),
         ({"data.prefetch": (4, -1)}, "data.prefetch is -1"),
     ],

@@ -27,7 +27,7 @@ MISTAKES = (
     f"{TINY} --config.data.train=no_such_folder",
     f"{TINY} --config.stepz=5",
     f"{TINY} --config.steps=many",
-    f"{TINY} --config.optimizer.name=sgd --config.data.train=no_such_folder",
+    f"{TINY} --config.optimizer=sgd --config.data.train=no_such_folder",
     f"{TINY} --unknown_flag",
     "pretrain --config no_such_recipe.py --workdir commands/run",
     "finetune --config RECIPES/glue.py:task=xyz --workdir commands/run",

@@ -18,7 +18,7 @@ EIGHT = f"{FAST} --xla_force_host_platform_device_count=8"
 
 TINY = "model.layers=2 model.width=32 model.heads=4 model.feed_forward=48 model.max_positions=64"
 RUN = "compute_dtype=float32 batch_size=8 steps=4 log_every=1 checkpoint.every_steps=2 eval.every_steps=2"
-MUON = "optimizer.name=muon optimizer.schedule=wsd optimizer.ema_decay=0.9 optimizer.decays={'encoder/layers/0/':0.1}"
+MUON = "optimizer=muon optimizer.schedule=wsd optimizer.ema_decay=0.9 optimizer.decays={'encoder/layers/0/':0.1}"
 
 # The recipe, the shards, XLA_FLAGS and the keys that each pretraining run sets in addition to TINY and RUN.
 PRETRAINING = {

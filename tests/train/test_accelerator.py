@@ -15,7 +15,7 @@ from families import FAMILIES, random_params
 from model_answers import answers, write_models
 from tiny_batches import lay, random_sequence
 
-from bert_jax.config import OptimizerConfig
+from bert_jax.config import AdamW
 from bert_jax.lineage import BidirectionalLMObjective
 from bert_jax.model import layers
 from bert_jax.model.runtime import Runtime
@@ -38,7 +38,7 @@ def gradients(family: str, device: Any) -> dict[str, np.ndarray]:
         objective: Any = BidirectionalLMObjective()
     else:
         objective = CausalLMObjective() if config.causal else MaskedLMObjective()
-    settings = OptimizerConfig()
+    settings = AdamW()
     rows = [[random_sequence(length, 61, length) for length in lengths] for lengths in ([7], [15], [6, 8])]
     batch = lay(rows, 15, predictions=4)
     with jax.default_device(jax.local_devices(backend="cpu")[0]):

@@ -30,7 +30,7 @@ SETTINGS = (
     "--config.checkpoint.keep=0",
     "--config.optimizer.schedule=constant",
     "--config.optimizer.learning_rate=1e-3",
-    "--config.optimizer.warmup_steps=0",
+    "--config.optimizer.schedule.warmup_steps=0",
     "--config.optimizer.ema_decay=0.9",
     "--config.eval.max_rows=8",
 )
@@ -83,7 +83,7 @@ def branched(workdir: Path, step: int) -> dict:
 DECAY = (
     "--config.steps=8",
     "--config.optimizer.schedule=wsd",
-    "--config.optimizer.decay_share=0.5",
+    "--config.optimizer.schedule.decay_share=0.5",
     "--config.data.mask_rate=0.05",
 )
 
@@ -130,7 +130,7 @@ def test_a_decay_from_a_checkpoint_reports_its_changes_and_resumes_exactly(
     assert f"branching from {trunk}/checkpoints/4 into" in printed
     changes = branched(tmp_path / "decay", 8)["changes"]
     assert [line.split(": ")[1] for line in changes if line.startswith("changed")] == [
-        "data.mask_rate", "optimizer.decay_share", "optimizer.schedule", "steps",
+        "data.mask_rate", "optimizer.schedule.decay_share", "optimizer.schedule", "steps",
     ]  # fmt: skip
     assert all(line in printed for line in changes)
     rates = {line["step"]: line["learning_rate"] for line in log(tmp_path / "decay")}
@@ -157,7 +157,7 @@ def test_a_branch_with_other_batches_counts_on_from_the_tokens_of_its_trunk(shar
     decay = 2.5 * a_step  # which three steps read
     flags = (
         *("--config.steps=0", f"--config.tokens={read + decay}", "--config.batch_size=32"),
-        *("--config.optimizer.schedule=wsd", f"--config.optimizer.decay_tokens={decay}"),
+        *("--config.optimizer.schedule=wsd", f"--config.optimizer.schedule.decay_tokens={decay}"),
         f"--config.branch_from={trunk}/checkpoints/4",
     )
     whole = train(shards_dir, tmp_path / "whole", *flags)

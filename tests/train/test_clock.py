@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config import OptimizerConfig, PretrainConfig, TrainConfig
+from bert_jax.config import AdamW, PretrainConfig, TrainConfig, WSDSchedule
 from bert_jax.data.mixture import Mixture
 from bert_jax.data.phases import Phase, PhasedLoader
 from bert_jax.data.schedules import batch_schedule
@@ -239,8 +239,8 @@ def test_warmup_and_decay_are_counted_in_tokens_while_the_batch_grows():
         return sum(64 if s < 40 else 256 for s in range(step))
 
     total, warmup, decay, final = before(100), 1_000, 5_000, 0.1
-    written = OptimizerConfig(
-        learning_rate=2.0, warmup_steps=0, schedule="wsd", warmup_tokens=1e3, decay_tokens=5e3, final_share=final
+    written = AdamW(
+        learning_rate=2.0, schedule=WSDSchedule(warmup_steps=0, warmup_tokens=1e3, decay_tokens=5e3, final_share=final)
     )
     config = optim.with_token_shares(written, float(total))
     length = TokenLength(float(total), lambda step: float(before(step)))
@@ -249,11 +249,12 @@ def test_warmup_and_decay_are_counted_in_tokens_while_the_batch_grows():
         level = final + (1 - final) * (1 - np.sqrt(max(0, tokens - (total - decay)) / decay))
         rate = optim.learning_rate(config, jnp.int32(step), jnp.float32(length.share(step)))
         np.testing.assert_allclose(rate, 2.0 * min(1.0, tokens / warmup, level), rtol=1e-4, atol=1e-5)
-    assert config == dataclasses.replace(written, warmup_share=1_000 / total, decay_share=5_000 / total)
+    shares = WSDSchedule(0, 1_000 / total, 0.0, final, 5_000 / total, 0.0)
+    assert config == dataclasses.replace(written, schedule=shares)
 
 
 def test_without_tokens_the_optimizer_and_its_program_are_as_written():
-    config = OptimizerConfig(warmup_steps=3, schedule="wsd")
+    config = AdamW(schedule=WSDSchedule(warmup_steps=3))
     assert optim.with_token_shares(config, 0.0) == config
 
     def program(config):
@@ -262,23 +263,19 @@ def test_without_tokens_the_optimizer_and_its_program_are_as_written():
     assert program(optim.with_token_shares(config, 100.0)) == program(config)
 
 
-TOKENS = {"warmup_steps": 0, "schedule": "wsd"}
-
-
 @pytest.mark.parametrize(
     ("changes", "tokens", "said"),
     [
-        (TOKENS | {"decay_tokens": 5.0}, 0.0, r"optimizer\.decay_tokens is set, .*--config\.tokens=N"),
-        (TOKENS | {"decay_tokens": 11.0}, 10.0, r"decay_tokens is 11, more than the run has; use at most 10"),
-        (TOKENS | {"warmup_tokens": -1.0}, 10.0, r"optimizer\.warmup_tokens is -1\.0"),
-        (TOKENS | {"warmup_tokens": float("nan")}, 10.0, r"optimizer\.warmup_tokens is nan"),
+        ({"decay_tokens": 5.0}, 0.0, r"optimizer\.schedule\.decay_tokens is set, .*--config\.tokens=N"),
+        ({"decay_tokens": 11.0}, 10.0, r"decay_tokens is 11, more than the run has; use at most 10"),
+        ({"warmup_tokens": -1.0}, 10.0, r"optimizer\.schedule\.warmup_tokens is -1\.0"),
+        ({"warmup_tokens": float("nan")}, 10.0, r"optimizer\.schedule\.warmup_tokens is nan"),
         ({"warmup_steps": 5, "warmup_tokens": 1.0}, 10.0, r"only one of them can be used"),
-        ({"warmup_steps": 0, "decay_tokens": 1.0}, 10.0, r"of optimizer\.schedule=wsd, but the schedule is linear"),
     ],
 )
 def test_token_counts_that_do_not_fit_are_refused(changes, tokens, said):
     with pytest.raises(UserError, match=said):
-        optim.with_token_shares(OptimizerConfig(**changes), tokens)
+        optim.with_token_shares(AdamW(schedule=WSDSchedule(**{"warmup_steps": 0} | changes)), tokens)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import re
 
 import pytest
 
-from bert_jax.config import MeshConfig, ModelOptions, PretrainConfig
+from bert_jax.config import MaskedLM, MeshConfig, ModelOptions, PretrainConfig
 from bert_jax.planning import program as programs
 from bert_jax.planning.compile import AbstractStep, RowSpec, bytes_per_device, compile_step
 from bert_jax.planning.program import Program, collectives
@@ -46,7 +46,7 @@ def compiled(
         model=ModelOptions(preset=preset, **{**SMALL, **model}),
         batch_size=ROWS,
         microbatches=microbatches,
-        next_sentence=False,
+        objective=MaskedLM(next_sentence=False),
         mesh=MeshConfig(fsdp=fsdp, tensor=tensor),
     )
     rows = RowSpec(LENGTH, pack, predictions=40, vocab_size=VOCABULARY, labelled=False)

@@ -17,7 +17,7 @@ from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, ROOT, TINY
 
 from bert_jax.commands import evaluate, export, finetune, pretrain
-from bert_jax.config import OptimizerConfig, PretrainConfig
+from bert_jax.config import AdamW, Diffusion, PretrainConfig
 from bert_jax.data.example import Batch
 from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -205,8 +205,8 @@ def test_microbatches_change_nothing():
     params, batch = random_params(config), packed_batch(40)
 
     def step(microbatches):
-        chain = optim.build(OptimizerConfig(), bert.abstract_params(config, OBJECTIVE.heads))
-        plan = step_lib.Plan(config, Runtime(), OBJECTIVE, OptimizerConfig(), chain, microbatches)
+        chain = optim.build(AdamW(), bert.abstract_params(config, OBJECTIVE.heads))
+        plan = step_lib.Plan(config, Runtime(), OBJECTIVE, AdamW(), chain, microbatches)
         state = step_lib.initial_state(plan, params)
         return jax.jit(step_lib.train_step, static_argnums=0)(plan, state, batch, jnp.float32(0), jax.random.key(3))[1]
 
@@ -334,7 +334,7 @@ def test_a_vocabulary_without_a_mask_is_refused(tmp_path):
     write_vocabulary(tmp_path, 20)
     words = vocabulary.load(tmp_path)
     words.has_mask = False  # as GPT-2's
-    config = dataclasses.replace(PretrainConfig(), objective="diffusion")
+    config = dataclasses.replace(PretrainConfig(), objective=Diffusion())
     traits = ShardTraits("the shards", False, "token", words)
     with pytest.raises(UserError, match="the vocabulary of the shards has no mask token; rebuild the examples"):
         pretraining_objective(config, odd_config(), [traits])

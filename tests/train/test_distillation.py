@@ -12,7 +12,7 @@ from scipy.special import softmax
 from test_objective import OBJECTIVES, batch_of
 from tiny_steps import CHANGES, ROWS, packed_rows
 
-from bert_jax.config import DistillConfig, MeshConfig, ModelConfig, OptimizerConfig
+from bert_jax.config import AdamW, DistillConfig, LinearSchedule, MeshConfig, ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.model import bert, layers
 from bert_jax.model.heads.config import Heads
@@ -150,7 +150,7 @@ def test_held_out_rows_are_measured_without_the_teacher():
 
 
 def plan_of(objective: Any, model: ModelConfig = STUDENT, **changes: Any) -> step_lib.Plan:
-    config = OptimizerConfig(learning_rate=0.01, warmup_steps=1)
+    config = AdamW(learning_rate=0.01, schedule=LinearSchedule(warmup_steps=1))
     abstract = bert.abstract_params(model, objective.heads)
     trained = Trained.everything(abstract)
     chain = optim.build(config, abstract, trained)

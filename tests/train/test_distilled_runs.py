@@ -13,7 +13,7 @@ from random_checkpoints import assert_same_tensors, random_checkpoint
 from tiny_runs import arguments
 
 from bert_jax.commands import pretrain
-from bert_jax.config import DistillConfig, EvalConfig, FinetuneConfig, ModelConfig, OptimizerConfig, TaskConfig
+from bert_jax.config import AdamW, DistillConfig, EvalConfig, FinetuneConfig, LinearSchedule, ModelConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.interop import export as bert_jax_export
 from bert_jax.interop.export import export
@@ -74,7 +74,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def config_of(start: str, reviews: dict[str, str], kind: str = "classification", **changes: Any) -> FinetuneConfig:
     files = {"train": reviews["train"], "dev": reviews["dev"], "text": "review", "label": TASK.get(kind, "stars")}
     task = TaskConfig(kind=kind, max_length=32, pooling="mean", **files | changes.pop("task", {}))
-    optimizer = OptimizerConfig(learning_rate=5e-3, warmup_steps=-1)
+    optimizer = AdamW(learning_rate=5e-3, schedule=LinearSchedule(warmup_steps=-1))
     built = FinetuneConfig(task=task, optimizer=optimizer, batch_size=16, epochs=3.0, length_pool=1, init_from=start)
     return dataclasses.replace(built, **changes)
 

@@ -79,7 +79,7 @@ def recipe(shards: Path, workdir: Path, *overrides: str) -> list[str]:
         "--config.log_every=4",
         f"--config.checkpoint.every_steps={SAVE_EVERY}",
         "--config.checkpoint.keep=0",
-        "--config.optimizer.warmup_steps=4",
+        "--config.optimizer.schedule.warmup_steps=4",
         *overrides,
     ]
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from bert_jax.config import CheckpointConfig, EvalConfig, ModelOptions, OptimizerConfig, TrainConfig
+from bert_jax.config import AdamW, CheckpointConfig, EvalConfig, LinearSchedule, ModelOptions, Muon, TrainConfig
 from bert_jax.data.loader import DatasetLoader
 from bert_jax.data.phases import PhasedLoader
 from bert_jax.data.shards import open_dataset
@@ -40,7 +40,7 @@ CONFIG = TrainConfig(
     steps=6,
     batch_size=8,
     log_every=2,
-    optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=2),
+    optimizer=AdamW(learning_rate=1e-3, schedule=LinearSchedule(warmup_steps=2)),
     checkpoint=CheckpointConfig(every_steps=2, keep=3),
 )
 AVERAGED = dataclasses.replace(CONFIG, optimizer=dataclasses.replace(CONFIG.optimizer, ema_decay=0.9))
@@ -131,7 +131,7 @@ def test_a_killed_run_resumes_exactly(run):
 
 @pytest.mark.slow
 def test_muon_s_moments_are_restored_and_a_resumed_run_may_add_an_average(run):
-    config = dataclasses.replace(CONFIG, optimizer=dataclasses.replace(CONFIG.optimizer, name="muon"))
+    config = dataclasses.replace(CONFIG, optimizer=Muon(1e-3, LinearSchedule(warmup_steps=2)))
     loop.fit(run("whole", config))
     killed = run("killed", config)
     with pytest.raises(Killed):
@@ -328,7 +328,7 @@ def test_a_failed_evaluation_loses_nothing(run):
 
 @pytest.mark.slow
 def test_parameters_that_are_not_finite_are_never_saved(run):
-    optimizer = OptimizerConfig(learning_rate=1e20, warmup_steps=1, clip_norm=0.0)
+    optimizer = AdamW(learning_rate=1e20, schedule=LinearSchedule(warmup_steps=1), clip_norm=0.0)
     bad = dataclasses.replace(CONFIG, steps=40, log_every=40, optimizer=optimizer)
     with pytest.raises(UserError, match="the loss is"):
         loop.fit(run("bad", bad))
@@ -398,9 +398,11 @@ def test_training_starts_from_given_parameters(run, capsys):
     first = loop.fit(run("first"))
     assert "warmup" not in capsys.readouterr().err
     given = {path: np.asarray(value) for path, value in layers.flatten(first.params).items()}
-    short = dataclasses.replace(CONFIG, steps=1, optimizer=OptimizerConfig(learning_rate=0.0))
+    short = dataclasses.replace(CONFIG, steps=1, optimizer=AdamW(learning_rate=0.0))
     second = loop.fit(run("second", short, initial_params=given))
-    assert "optimizer.warmup_steps is 10000, but the run has 1 steps" in " ".join(capsys.readouterr().err.split())
+    assert "optimizer.schedule.warmup_steps is 10000, but the run has 1 steps" in " ".join(
+        capsys.readouterr().err.split()
+    )
     for path, value in layers.flatten(second.params).items():
         np.testing.assert_array_equal(value, given[path], err_msg=path)
 
@@ -418,15 +420,15 @@ def test_a_trace_contains_the_requested_steps(run):
 
 
 def test_a_run_warns_of_a_weight_decay_without_effect(run):
-    config = OptimizerConfig(warmup_steps=1, weight_decay=0.1, decays={".*": 0.2})
+    config = AdamW(schedule=LinearSchedule(warmup_steps=1), weight_decay=0.1, decays={".*": 0.2})
     (told,) = optimizer_warnings(run("decayed", dataclasses.replace(CONFIG, optimizer=config)), {})
     assert "optimizer.weight_decay=0.1 has no effect" in told
 
 
 def test_a_run_that_ends_within_its_warmup_says_so_until_it_has_ended(run):
-    short = run("short", dataclasses.replace(CONFIG, optimizer=OptimizerConfig(warmup_steps=7)))
+    short = run("short", dataclasses.replace(CONFIG, optimizer=AdamW(schedule=LinearSchedule(warmup_steps=7))))
     (told,) = optimizer_warnings(short, {})
-    assert "optimizer.warmup_steps is 7, but the run has 6 steps" in told
+    assert "optimizer.schedule.warmup_steps is 7, but the run has 6 steps" in told
     assert optimizer_warnings(short, {"step": 5}) == [told]
     assert optimizer_warnings(short, {"step": 6}) == optimizer_warnings(run("usual"), {}) == []
 

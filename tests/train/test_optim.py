@@ -8,13 +8,24 @@ import numpy as np
 import optax
 import pytest
 
-from bert_jax.config import OptimizerConfig
+from bert_jax.config import (
+    AdamW,
+    ConstantSchedule,
+    InverseSqrtSchedule,
+    LinearSchedule,
+    Muon,
+    OptimizerConfig,
+    ScheduleConfig,
+    WSDSchedule,
+)
 from bert_jax.errors import UserError
 from bert_jax.model import layers as paths
 from bert_jax.train import optim, rules
 from bert_jax.train.rules import Trained
 
-CONFIG = OptimizerConfig(learning_rate=0.01, warmup_steps=4, weight_decay=0.1, clip_norm=1.0, epsilon=1e-6)
+CONFIG = AdamW(
+    learning_rate=0.01, schedule=LinearSchedule(warmup_steps=4), weight_decay=0.1, clip_norm=1.0, epsilon=1e-6
+)
 
 
 def rates_of(config: OptimizerConfig, steps: int) -> np.ndarray:
@@ -31,16 +42,16 @@ def test_rate_warms_up_then_falls_to_zero():
 
 
 def test_a_run_that_ends_within_its_warmup_is_told_which_keys_to_set():
-    told = optim.warmup_warning(OptimizerConfig(warmup_steps=200), 199)
-    assert "optimizer.warmup_steps is 200, but the run has 199 steps" in told and "\n" not in told
-    assert rates_of(dataclasses.replace(CONFIG, warmup_steps=21, schedule="constant"), 20)[:-1].max() < 0.01
+    told = optim.warmup_warning(AdamW(schedule=LinearSchedule(warmup_steps=200)), 199)
+    assert "optimizer.schedule.warmup_steps is 200, but the run has 199 steps" in told and "\n" not in told
+    assert rates_of(dataclasses.replace(CONFIG, schedule=ConstantSchedule(warmup_steps=21)), 20)[:-1].max() < 0.01
     for warmup, steps in ((200, 200), (200, 0), (0, 5)):
-        assert not optim.warmup_warning(OptimizerConfig(warmup_steps=warmup), steps)
-    assert not optim.warmup_warning(OptimizerConfig(warmup_steps=0, warmup_share=0.06), 5)
+        assert not optim.warmup_warning(AdamW(schedule=LinearSchedule(warmup_steps=warmup)), steps)
+    assert not optim.warmup_warning(AdamW(schedule=LinearSchedule(warmup_steps=0, warmup_share=0.06)), 5)
 
 
 def test_rate_has_no_jump():
-    rates = rates_of(OptimizerConfig(warmup_steps=200), 2000)
+    rates = rates_of(AdamW(schedule=LinearSchedule(warmup_steps=200)), 2000)
     assert np.abs(np.diff(rates)).max() <= 1e-4 / 200 * 1.001
 
 
@@ -79,7 +90,7 @@ def test_frozen_parameter_stays_bitwise_identical():
 
 def test_adamw_matches_optax_adamw():
     params = {"kernel": jnp.linspace(-1.0, 1.0, 7)}
-    config = OptimizerConfig(clip_norm=0.0, weight_decay=0.01, epsilon=1e-8)
+    config = AdamW(clip_norm=0.0, weight_decay=0.01, epsilon=1e-8)
     ours, theirs = optim.build(config, params), optax.adamw(0.1, eps=1e-8, weight_decay=0.01)
     direction, _ = ours.update(params, ours.init(params), params)
     updates, _ = theirs.update(params, theirs.init(params), params)
@@ -107,61 +118,51 @@ def test_updates_without_bias_correction_match_original_bert():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": "sgd"}, r"unknown optimizer\.name 'sgd'; choose from adamw, lamb, muon, stable_adamw"),
         ({"beta2": 1.0}, r"optimizer\.beta2"),
         ({"epsilon": 0.0}, r"optimizer\.epsilon"),
         ({"weight_decay": -0.1}, r"optimizer\.weight_decay"),
-        ({"momentum": 1.0}, r"optimizer\.momentum"),
         ({"clip_norm": float("nan")}, r"optimizer\.clip_norm"),
         ({"ema_decay": -0.1}, r"optimizer\.ema_decay"),
         ({"ema_decay": 1.0}, r"optimizer\.ema_decay"),
         ({"layer_decay": 0.0}, r"optimizer\.layer_decay"),
         ({"layer_decay": 1.5}, r"optimizer\.layer_decay"),
-        ({"schedule": "step"}, r"optimizer\.schedule"),
-        ({"decay_share": 0.0}, r"optimizer\.decay_share"),
-        ({"final_share": 1.5}, r"optimizer\.final_share"),
-        ({"schedule": "constant", "final_share": 0.1}, r"\.final_share is 0\.1, but optimizer\.schedule=constant"),
-        ({"warmup_share": 0.06, "warmup_steps": 10}, r"optimizer\.warmup_share"),
-        ({"warmup_steps": -1}, r"optimizer\.warmup_steps"),
-        (
-            {"schedule": "inverse_sqrt", "warmup_steps": 0},
-            r"no warmup is configured; set --config\.optimizer\.w",
-        ),
         ({"learning_rate": float("nan")}, r"optimizer\.learning_rate"),
     ],
     ids=str,
 )
 def test_an_invalid_value_is_refused_by_its_key(changes, message):
-    config = dataclasses.replace(CONFIG, **changes)
     with pytest.raises(UserError, match=message):
-        optim.rate_factors(config, {})
-        optim.build(config, {})
+        AdamW(**changes)
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "of"),
-    [("momentum", 0.9, "name=muon"), ("decay_share", 0.2, "schedule=wsd")],
+    ("schedule", "changes", "message"),
+    [
+        (WSDSchedule, {"decay_share": 0.0}, r"optimizer\.schedule\.decay_share"),
+        (LinearSchedule, {"final_share": 1.5}, r"optimizer\.schedule\.final_share"),
+        (LinearSchedule, {"warmup_share": 0.06, "warmup_steps": 10}, "only one of them can be used"),
+        (LinearSchedule, {"warmup_steps": -2}, r"optimizer\.schedule\.warmup_steps"),
+        (InverseSqrtSchedule, {"warmup_steps": 0}, r"no warmup is configured. Set --config\.optimizer\.schedule\.w"),
+    ],
 )
-def test_a_key_without_effect_is_refused(key, value, of, monkeypatch):
-    config = dataclasses.replace(CONFIG, **{key: value})
-    with pytest.raises(UserError, match=rf"optimizer\.{key} is .* optimizer\.{of}") as caught:
-        optim.build(config, {})
-    assert "\n" not in str(caught.value)
-    name, wanted = of.split("=")
-    optim.build(dataclasses.replace(config, **{name: wanted}), layers())
-    if name == "name":  # an optimizer of an extension may read the key
-        monkeypatch.setitem(optim.OPTIMIZERS, "mine", optim.OPTIMIZERS["adamw"])
-        optim.build(dataclasses.replace(config, name="mine"), {})
+def test_an_invalid_schedule_is_refused_by_its_key(schedule, changes, message):
+    with pytest.raises(UserError, match=message):
+        schedule(**changes)
+
+
+def test_a_warmup_of_a_tenth_is_for_fine_tuning():
+    with pytest.raises(UserError, match=r"warmup_steps is -1, which is for fine-tuning"):
+        optim.build(AdamW(schedule=LinearSchedule(warmup_steps=-1)), {})
 
 
 def test_muon_is_refused_where_a_model_has_no_matrix_for_it():
     params = layers()
-    config = OptimizerConfig(name="muon")
+    config = Muon()
     optim.build(config, params)
     head = {"mlm_head": params["mlm_head"]}
     optim.build(config, params, Trained.everything(head))  # the matrices are frozen
     recurrent = {"encoder": {"layers": {"forward": {"input": {"kernel": jnp.ones((1, 2, 4, 2))}}}}}
-    with pytest.raises(UserError, match=r"optimizer\.name is muon, but .* --config\.optimizer\.name=adamw"):
+    with pytest.raises(UserError, match=r"optimizer is muon, but .* --config\.optimizer=adamw"):
         optim.build(config, recurrent | head)
 
 
@@ -173,6 +174,13 @@ SCHEDULES = {
 }
 
 
+def schedule_of(name: str, **options: float) -> ScheduleConfig:
+    kind = ScheduleConfig.kinds[name]
+    known = {item.name for item in dataclasses.fields(kind)}
+    given = {"warmup_steps": 0, "decay_share": 0.2} | options
+    return kind(**{key: value for key, value in given.items() if key in known})
+
+
 def rates_at(config: OptimizerConfig, fractions: np.ndarray) -> np.ndarray:
     return jax.vmap(lambda fraction: optim.learning_rate(config, jnp.int32(5), fraction))(jnp.float32(fractions))
 
@@ -180,19 +188,19 @@ def rates_at(config: OptimizerConfig, fractions: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_match_their_closed_forms(name):
     x = np.linspace(0, 1, 101)
-    config = OptimizerConfig(learning_rate=3.0, warmup_steps=0, schedule=name, decay_share=0.2, final_share=0.1)
-    rates = rates_at(config, x)
-    np.testing.assert_allclose(rates, 3 * (0.1 + 0.9 * SCHEDULES[name](x)), rtol=1e-5, atol=1e-6)
+    config = AdamW(learning_rate=3.0, schedule=schedule_of(name, final_share=0.1))
+    wanted = np.where(name == "constant", 1.0, 0.1 + 0.9 * SCHEDULES[name](x))
+    np.testing.assert_allclose(rates_at(config, x), 3 * wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_inverse_square_root_matches_the_original_transformer():
     """Checks Vaswani et al. 2017, equation 3, by steps and by shares of a run of 80,000 steps."""
     step = np.array([1, 10, 3_999, 4_000, 4_001, 16_000, 80_000])
     wanted = 512**-0.5 * np.minimum(step**-0.5, step * 4_000.0**-1.5)
-    config = OptimizerConfig(learning_rate=(512 * 4_000) ** -0.5, warmup_steps=4_000, schedule="inverse_sqrt")
+    config = AdamW(learning_rate=(512 * 4_000) ** -0.5, schedule=InverseSqrtSchedule(warmup_steps=4_000))
     by_steps = [optim.learning_rate(config, jnp.int32(number - 1), jnp.float32(0.5)) for number in step]
     np.testing.assert_allclose(by_steps, wanted, rtol=1e-6)
-    by_share = dataclasses.replace(config, warmup_steps=0, warmup_share=4_000 / 80_000)
+    by_share = dataclasses.replace(config, schedule=InverseSqrtSchedule(0, 4_000 / 80_000))
     np.testing.assert_allclose(rates_at(by_share, step / 80_000), wanted, rtol=1e-5)
 
 
@@ -200,7 +208,7 @@ def test_inverse_square_root_matches_the_original_transformer():
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedule_runs_over_the_rest_after_warmup_share(name):
     x = np.linspace(0, 1, 101)
-    config = OptimizerConfig(learning_rate=2.0, warmup_steps=0, warmup_share=0.06, schedule=name, decay_share=0.2)
+    config = AdamW(learning_rate=2.0, schedule=schedule_of(name, warmup_share=0.06))
     rates = rates_at(config, x)
     left = x if name == "wsd" else np.clip((x - 0.06) / 0.94, 0, 1)  # the decay of wsd is a share of the whole run
     np.testing.assert_allclose(rates, 2 * np.minimum(x / 0.06, SCHEDULES[name](left)), rtol=1e-5, atol=1e-5)
@@ -208,8 +216,8 @@ def test_schedule_runs_over_the_rest_after_warmup_share(name):
 
 @pytest.mark.slow
 def test_constant_schedule_can_end_with_wsd_without_a_jump():
-    flat = OptimizerConfig(warmup_steps=0, warmup_share=0.1, schedule="constant")
-    end = dataclasses.replace(flat, schedule="wsd", decay_share=0.2)  # 800 steps become 1,000
+    flat = AdamW(schedule=ConstantSchedule(warmup_steps=0, warmup_share=0.1))
+    end = dataclasses.replace(flat, schedule=WSDSchedule(0, 0.1, decay_share=0.2))  # 800 steps become 1,000
     before, after = rates_at(flat, np.array([799 / 800])), rates_at(end, np.array([800, 801, 1000]) / 1000)
     np.testing.assert_allclose(after[0], before[0], rtol=1e-3)  # the square root is steep where the decay begins
     assert after[0] > after[1] > after[2]
@@ -226,7 +234,7 @@ def layers() -> dict:
 
 
 def test_layer_decay_reduces_the_rate_of_lower_layers():
-    factors = paths.flatten(optim.rate_factors(OptimizerConfig(layer_decay=0.5), layers()))
+    factors = paths.flatten(optim.rate_factors(AdamW(layer_decay=0.5), layers()))
     kernel = factors["encoder/layers/feed_forward/output/kernel"]
     assert kernel.shape == (3, 1, 1)
     np.testing.assert_array_equal(kernel.ravel(), [1 / 8, 1 / 4, 1 / 2])
@@ -236,18 +244,18 @@ def test_layer_decay_reduces_the_rate_of_lower_layers():
 
 def test_rate_factors_multiply_and_zero_freezes():
     params = layers()
-    config = OptimizerConfig(layer_decay=0.5, rates={"^embeddings/": 0.0, "layers/2/.*bias": 4.0})
+    config = AdamW(layer_decay=0.5, rates={"^embeddings/": 0.0, "layers/2/.*bias": 4.0})
     factors = optim.rate_factors(config, params, rules.trainable("last:2", params))
     by_path = paths.flatten(factors)
     np.testing.assert_array_equal(by_path["encoder/layers/feed_forward/output/bias"].ravel(), [0, 1 / 4, 2])
     moved = paths.flatten(optim.apply_updates(params, params, jnp.float32(0.1), factors))
     np.testing.assert_allclose(moved["encoder/layers/feed_forward/output/bias"][:, 0], [1, 0.975, 0.8], rtol=1e-6)
     np.testing.assert_array_equal(moved["embeddings/token/table"], params["embeddings"]["token"]["table"])
-    assert optim.rate_factors(OptimizerConfig(), params) is None
+    assert optim.rate_factors(AdamW(), params) is None
 
 
 def test_weight_decay_applies_to_matrices_unless_a_rule_matches():
-    decays = paths.flatten(optim.decays(OptimizerConfig(decays={"layers/0/": 0.5, "head/bias$": 0.25}), layers()))
+    decays = paths.flatten(optim.decays(AdamW(decays={"layers/0/": 0.5, "head/bias$": 0.25}), layers()))
     np.testing.assert_array_equal(
         decays["encoder/layers/feed_forward/output/kernel"].ravel(), np.float32([0.5, 0.01, 0.01])
     )
@@ -258,7 +266,7 @@ def test_weight_decay_applies_to_matrices_unless_a_rule_matches():
 
 @pytest.mark.parametrize("decays", [{".*": 0.2}, {"kernel$": 0.3, "^embeddings/": 0.2}])
 def test_a_weight_decay_that_applies_to_no_parameter_is_reported(decays):
-    config = OptimizerConfig(weight_decay=0.1, decays=decays)
+    config = AdamW(weight_decay=0.1, decays=decays)
     told = optim.weight_decay_warning(config, layers())
     assert f"optimizer.weight_decay=0.1 has no effect, because optimizer.decays={decays} matches all" in told
     usual = dataclasses.replace(config, weight_decay=OptimizerConfig.weight_decay)

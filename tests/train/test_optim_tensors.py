@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from bert_jax.config import MeshConfig, OptimizerConfig
+from bert_jax.config import Lamb, MeshConfig, Muon, OptimizerConfig, StableAdamW
 from bert_jax.model import layers
 from bert_jax.train import optim, sharding
 from bert_jax.train.optim import directions
@@ -112,7 +112,7 @@ class Adam:
 
 @pytest.mark.slow
 def test_lamb_equals_optax_lamb_for_matrices_and_adam_for_biases_and_norms():
-    config = OptimizerConfig(name="lamb", learning_rate=0.01, weight_decay=0.1, clip_norm=0.0)
+    config = Lamb(learning_rate=0.01, weight_decay=0.1, clip_norm=0.0)
 
     options = {"b1": config.beta1, "b2": config.beta2, "eps": config.epsilon}
     parts = {True: optax.lamb(0.01, weight_decay=0.1, **options), False: optax.adam(0.01, **options)}
@@ -129,7 +129,7 @@ def test_lamb_equals_optax_lamb_for_matrices_and_adam_for_biases_and_norms():
 @pytest.mark.slow
 def test_lamb_does_not_scale_the_update_of_a_tensor_of_zeros():
     params = {"encoder": {"layers": {"feed_forward": {"output": {"kernel": jnp.zeros((2, 3, 4)).at[0].set(1.0)}}}}}
-    config = OptimizerConfig(name="lamb", weight_decay=0.0, clip_norm=0.0)
+    config = Lamb(weight_decay=0.0, clip_norm=0.0)
     optimizer = optim.build(config, params)
     direction, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)
     kernel = direction["encoder"]["layers"]["feed_forward"]["output"]["kernel"]
@@ -139,7 +139,7 @@ def test_lamb_does_not_scale_the_update_of_a_tensor_of_zeros():
 
 @pytest.mark.slow
 def test_stable_adamw_equals_the_paper_for_each_tensor():
-    config = OptimizerConfig(name="stable_adamw", learning_rate=0.01, weight_decay=0.1, beta2=0.9, clip_norm=0.0)
+    config = StableAdamW(learning_rate=0.01, weight_decay=0.1, beta2=0.9, clip_norm=0.0)
     clipped = []
 
     def reference(name):
@@ -160,7 +160,7 @@ def test_stable_adamw_equals_the_paper_for_each_tensor():
 
 @pytest.mark.slow
 def test_muon_orthogonalizes_each_matrix_and_leaves_the_rest_to_adamw():
-    config = OptimizerConfig(name="muon", learning_rate=0.01, weight_decay=0.1, clip_norm=0.0)
+    config = Muon(learning_rate=0.01, weight_decay=0.1, clip_norm=0.0)
 
     def reference(name):
         adam, mean = Adam(config), 0.0
@@ -189,11 +189,8 @@ def test_muon_orthogonalizes_each_matrix_and_leaves_the_rest_to_adamw():
 def test_muon_equals_torch(name):
     arrays = golden.read_arrays("muon")
     start, after = arrays[f"{name}/start"], arrays[f"{name}/after"]
-    config = OptimizerConfig(
-        name="muon",
-        momentum=float(arrays["settings/momentum"]),
-        weight_decay=float(arrays["settings/decay"]),
-        clip_norm=0.0,
+    config = Muon(
+        momentum=float(arrays["settings/momentum"]), weight_decay=float(arrays["settings/decay"]), clip_norm=0.0
     )
     params = layers.unflatten({"encoder/layers/feed_forward/output/kernel": jnp.asarray(start)[None]})
     optimizer = optim.build(config, params)
@@ -216,7 +213,7 @@ def test_orthogonalized_matrices_have_singular_values_near_one():
 def test_devices_divide_the_matrices_of_muon():
     """8 matrices of 6 x 8 and 6 of 8 x 10: each of 8 devices has one of them, or none, and all gather the results."""
     params = draw(np.random.default_rng(0))
-    optimizer = optim.build(OptimizerConfig(name="muon"), params)
+    optimizer = optim.build(Muon(), params)
     state = optimizer.init(params)
     mesh = sharding.make_mesh(MeshConfig())
     assert mesh.size == 8
@@ -241,7 +238,7 @@ def test_devices_divide_the_matrices_of_muon():
 def test_the_path_of_every_moment_ends_as_that_of_its_parameter(name):
     """The path of a moment ends with that of its parameter, which determines its sharding (partitioning.shardings)."""
     params = draw(np.random.default_rng(0))
-    state = optim.build(OptimizerConfig(name=name), params).init(params)
+    state = optim.build(OptimizerConfig.kinds[name](), params).init(params)
     for keys, leaf in jax.tree_util.tree_leaves_with_path(state):
         path = jax.tree_util.keystr(keys, simple=True, separator="/")
         assert leaf.ndim == 0 or any(path.endswith("/" + param) and leaf.shape == SHAPES[param] for param in SHAPES)

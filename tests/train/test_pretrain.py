@@ -237,7 +237,11 @@ def test_span_boundary_term_is_trained_with_masked_tokens(sample_text, vocab_dir
             str(sample_text), vocab_dir, tmp_path / "shards", 64, mask_unit="span", eval_fraction=0.25, workers=1
         )
     )
-    pretrain.main(arguments(tmp_path / "shards", tmp_path / "run", "--config.span_boundary=true"))
+    pretrain.main(
+        arguments(
+            tmp_path / "shards", tmp_path / "run", "--config.objective=mlm", "--config.objective.span_boundary=true"
+        )
+    )
     result = json.loads(capsys.readouterr().out)
     terms = [result[f"eval_{term}_loss"] for term in ("mlm", "sbo")]
     assert all(terms) and result["eval_loss"] > sum(terms)
@@ -259,7 +263,11 @@ def test_static_masks_reject_a_mask_rate(sample_text, vocab_dir, tmp_path):
     [
         ("infill", ["model.causal=true"], "causal needs every token of a text, but batches of .*/infill lack"),
         ("infill", ["objective=replaced_tokens"], "replaced_tokens needs every token of a text, but .*/infill lack"),
-        ("span", ["span_boundary=true"], "span_boundary needs masked spans, but .*/shards masks by word"),
+        (
+            "span",
+            ["objective=mlm", "objective.span_boundary=true"],
+            "span_boundary needs masked spans, but .*/shards masks by word",
+        ),
         (
             "infill",
             ["checkpoint.best=eval_nsp_accuracy", "eval.every_steps=2"],
@@ -309,31 +317,30 @@ def test_init_from_loads_all_parameters(trained, shards_dir, tmp_path):
         (["--config.batch_size=12"], "batch_size=16"),
         (["--config.steps=0"], "budget_minutes"),
         (["--config.compute_dtype=float16"], "compute_dtype"),
-        (["--config.optimizer.name=sgd"], "adamw"),
+        (["--config.optimizer=sgd"], "adamw"),
         (["--config.no_such_key=1"], "no_such_key"),
         (["--config.init_from=/nowhere/checkpoint"], "/nowhere/checkpoint"),
         (["--config.model.norm=before"], "unknown model.norm 'before'; choose from post, pre"),
-        (["--config.objective=next"], "unknown config.objective 'next'; choose from auto, mlm, causal"),
+        (["--config.objective=next"], "unknown config.objective 'next'; choose from auto, "),
+        (["--config.objective=causal"], r"is bidirectional and sees its answers. .*model\.causal=true"),
+        (["--config.objective=mlm", "--config.model.causal=true"], r"sees only earlier tokens. .*model\.causal=false"),
         (
-            ["--config.objective=nsp"],
-            r"unknown config\.objective 'nsp'; .* bert-jax build-examples --objective nsp",
-        ),
-        (["--config.objective=causal"], r"sees the tokens that it would predict; .*model\.causal=true"),
-        (["--config.objective=mlm", "--config.model.causal=true"], r"sees only earlier tokens; .*model\.causal=false"),
-        (["--config.span_boundary=true"], r"needs masked spans, but .* masks by word; .*--mask_unit span"),
-        (
-            ["--config.span_boundary=true", "--config.model.causal=true"],
-            "none of them is masked; leave out config.span_boundary",
+            ["--config.objective=mlm", "--config.objective.span_boundary=true"],
+            r"needs masked spans, but .* masks by word; .*--mask_unit span",
         ),
         (
             ["--config.data.mask_rate=0.3", "--config.model.causal=true"],
-            r"none of them is masked; leave out config\.span_boundary.* \(--config\.data\.mask_rate=none unsets",
+            r"none of them is masked; leave out data\.mask_rate.* \(--config\.data\.mask_rate=none unsets",
         ),
+        (["--config.objective.generator_size=0.5"], r"objective=auto does not have it\. Set .*=replaced_tokens"),
+        (["--config.objective=causal", "--config.objective.z_loss=-1"], r"objective\.z_loss is -1\.0\. Use a finite"),
         (
-            ["--config.generator_size=0.5"],
-            r"config\.generator_size is 0\.5, but config\.objective is auto; .*Leave it out",
+            ["--config.objective=replaced_tokens", "--config.objective.generator_size=0"],
+            r"objective\.generator_size is 0\.0\. Use a share above 0",
         ),
-        (["--config.replaced_weight=-50"], r"config\.replaced_weight is -50\.0; use a weight of at least 0"),
+        (["--config.optimizer.momentum=0.9"], r"optimizer=adamw does not have it\. Set --config\.optimizer=muon"),
+        (["--config.optimizer.schedule.decay_share=0.2"], r"schedule=linear does not have it\. Set .*schedule=wsd"),
+        (["--config.optimizer.schedule=steps"], "unknown config.optimizer.schedule 'steps'; choose from constant"),
         (
             ["--config.checkpoint.every_minutes=-1"],
             r"config\.checkpoint\.every_minutes is -1\.0\. Use a finite number of at least 0",

@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 
 from bert_jax.config import (
+    AdamW,
     CheckpointConfig,
     DistillConfig,
     EvalConfig,
     FinetuneConfig,
+    LinearSchedule,
+    MaskedLM,
     MeshConfig,
     ModelConfig,
     ModelOptions,
-    OptimizerConfig,
     PretrainConfig,
     PretrainDataConfig,
+    WSDSchedule,
 )
 from bert_jax.data.mixture import Mixture
 from bert_jax.data.phases import Phase, PhasedLoader
@@ -173,10 +176,12 @@ def test_the_end_may_change_and_is_reported(make):
 
 
 def test_a_warmup_derived_from_the_steps_changes_with_them_in_fine_tuning(make):
-    before, after = (PretrainConfig(steps=n, optimizer=OptimizerConfig(warmup_steps=n // 10)) for n in (100, 200))
-    assert "optimizer.warmup_steps: 10 -> 20" in refusal(provenance(make(before)), make(after))
+    before, after = (
+        PretrainConfig(steps=n, optimizer=AdamW(schedule=LinearSchedule(warmup_steps=n // 10))) for n in (100, 200)
+    )
+    assert "optimizer.schedule.warmup_steps: 10 -> 20" in refusal(provenance(make(before)), make(after))
     assert told(provenance(make(before)), make(after, kind="finetuning")) == [
-        "changed from here on: optimizer.warmup_steps: 10 -> 20",
+        "changed from here on: optimizer.schedule.warmup_steps: 10 -> 20",
         "changed from here on: steps: 100 -> 200",
     ]
 
@@ -193,7 +198,7 @@ def test_batches_of_similar_length_depend_on_the_end_of_the_run_which_is_reporte
 
 
 def test_each_difference_is_listed_with_the_flag_that_allows_it(make):
-    optimizer = OptimizerConfig(learning_rate=1e-3, beta2=0.98)
+    optimizer = AdamW(learning_rate=1e-3, beta2=0.98)
     wider = dataclasses.replace(make().model, width=64)
     other = make(PretrainConfig(seed=1, optimizer=optimizer), model=wider)
     said = refusal(provenance(make()), other)
@@ -206,7 +211,7 @@ def test_each_difference_is_listed_with_the_flag_that_allows_it(make):
 
 
 def test_allowed_differences_are_reported_and_others_refused(make):
-    optimizer = OptimizerConfig(learning_rate=1e-3, beta2=0.98)
+    optimizer = AdamW(learning_rate=1e-3, beta2=0.98)
     there = provenance(make())
     partly = make(PretrainConfig(seed=1, optimizer=optimizer, allow_changes=("optimizer",)))
     assert "another run: seed: 0 -> 1. " in refusal(there, partly)
@@ -333,20 +338,20 @@ def test_a_branch_may_change_what_a_phase_sets_and_nothing_else(make):
     phase = PretrainConfig(
         steps=7,
         batch_size=8,
-        objective="mlm",
+        objective=MaskedLM(),
         data=PretrainDataConfig(mask_schedule={0: 0.3, 5: 0.1}, mask_shape="linear"),
-        optimizer=OptimizerConfig(schedule="wsd", decay_share=0.5, learning_rate=3e-4, final_share=0.1),
+        optimizer=AdamW(learning_rate=3e-4, schedule=WSDSchedule(decay_share=0.5, final_share=0.1)),
     )
     trunk, decay = make(), make(phase, starts=(5,))
     lines = check_provenance(decay, provenance(decay), provenance(trunk), "step 5 of trunk", workdir.MAY_CHANGE)
     assert {line.split(": ")[1] for line in lines if line.startswith("changed from here on")} == {
         *("batch_size", "data.mask_schedule", "data.mask_shape", "data.phases.5", "objective", "steps"),
-        *(f"optimizer.{key}" for key in ("decay_share", "final_share", "learning_rate", "schedule")),
+        *("optimizer.learning_rate", "optimizer.schedule", "optimizer.schedule.final_share"),
     }
     assert lines[-1].startswith("from here on, batches are those of a run that had this configuration")
     refused = refusal(provenance(trunk), decay)  # when a run resumes, only its end may change
     assert "data.phases.5" in refused and "objective: auto -> mlm" in refused
-    for other in ({"seed": 1}, {"optimizer": OptimizerConfig(weight_decay=0.1)}, {"microbatches": 2}):
+    for other in ({"seed": 1}, {"optimizer": AdamW(weight_decay=0.1)}, {"microbatches": 2}):
         changed = make(PretrainConfig(**other))
         with pytest.raises(UserError, match="belongs to another run"):
             check_provenance(changed, provenance(changed), provenance(trunk), "step 5", workdir.MAY_CHANGE)

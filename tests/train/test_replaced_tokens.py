@@ -143,7 +143,7 @@ def test_a_run_resumes_bit_for_bit_and_evaluates(shards_dir, tmp_path, capsys):
 def trained(shards_dir, workdir, *further):
     options = ("--config.objective=replaced_tokens", "--config.batch_size=16", "--config.steps=1")
     place = (f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")
-    pretrain.main([*place, *TINY, *options, "--config.generator_size=0.5", *further])
+    pretrain.main([*place, *TINY, *options, "--config.objective.generator_size=0.5", *further])
     return workdir
 
 

@@ -12,7 +12,7 @@ import optax
 import pytest
 from test_objective import MODEL, OBJECTIVES, batch_of
 
-from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
+from bert_jax.config import AdamW, LinearSchedule, MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.config.model import LoraConfig
 from bert_jax.errors import UserError
 from bert_jax.model import bert, layers, lora
@@ -121,7 +121,7 @@ def test_a_stack_has_the_layers_of_its_parts_that_are_not_shared(tiny_config, sh
     own = "feed_forward" if shared == "attention" else "attention"
     kernels = {part: f"encoder/layers/{part}/output/kernel" for part in (shared, own)}
 
-    factors = layers.flatten(optim.rate_factors(OptimizerConfig(layer_decay=0.5), params))
+    factors = layers.flatten(optim.rate_factors(AdamW(layer_decay=0.5), params))
     np.testing.assert_array_equal(factors[kernels[own]].ravel(), [0.125, 0.25, 0.5])
     assert factors[kernels[shared]] == 0.125 and factors["embeddings/token/table"] == 0.0625
     assert factors["pooler/dense/kernel"] == factors["mlm_head/bias"] == 1
@@ -143,7 +143,9 @@ def test_a_stack_has_the_layers_of_its_parts_that_are_not_shared(tiny_config, sh
 
 OBJECTIVE = OBJECTIVES["classification"]
 DEEP = dataclasses.replace(MODEL, layers=4, dropout=0.0, attention_dropout=0.0)
-CONFIG = OptimizerConfig(learning_rate=0.01, warmup_steps=0, clip_norm=0.05, epsilon=1e-3, decays={"layers/3/": 0.1})
+CONFIG = AdamW(
+    learning_rate=0.01, schedule=LinearSchedule(warmup_steps=0), clip_norm=0.05, epsilon=1e-3, decays={"layers/3/": 0.1}
+)
 FRACTION, KEY = jnp.float32(0.5), jax.random.key(0)
 
 

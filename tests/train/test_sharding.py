@@ -10,7 +10,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.config import MeshConfig, OptimizerConfig
+from bert_jax.config import AdamW, MeshConfig
 from bert_jax.errors import UserError
 from bert_jax.model import bert, layers
 from bert_jax.model.heads.config import Heads
@@ -294,5 +294,5 @@ def test_all_programs_of_training_and_evaluation_have_the_options(compiled, trai
     monkeypatch.setattr(sharding, "options", lambda mesh, overlap=False: asked.append((mesh, overlap)))
     mesh = sharding.make_mesh(MeshConfig())
     config = dataclasses.replace(tiny_config, vocab_size=900)  # of no other test, whose programs are cached
-    compiled(step_lib.Plan(config, Runtime(), MaskedLMObjective(), OptimizerConfig(), optax.identity()), mesh)
+    compiled(step_lib.Plan(config, Runtime(), MaskedLMObjective(), AdamW(), optax.identity()), mesh)
     assert asked == [(mesh, trains)]

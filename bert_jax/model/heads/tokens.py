@@ -157,7 +157,7 @@ def generator_config(config: ModelConfig, width: int) -> ModelConfig:
     if width % head_width and width > head_width:
         raise UserError(
             f"a generator of width {width} cannot have heads of width {head_width}, as the model does; choose a "
-            "config.generator_size that gives a multiple"
+            "config.objective.generator_size that gives a multiple"
         )
     return dataclasses.replace(
         config,

@@ -19,7 +19,7 @@ from bert_jax.train.objectives.objective import Counts, Likelihood, Objective, T
 
 ACCURACY = ("accuracy",)
 MASK_FIELDS = ("masked_positions", "masked_ids", "masked_weights")  # of a batch
-# The z-loss keeps the normalizer of the vocabulary's softmax near 1, with the weight config.z_loss: "we use an
+# The z-loss keeps the normalizer of the vocabulary's softmax near 1, with a weight (objective.z_loss): "we use an
 # auxiliary loss of z_loss = 1e-4 * log^2 Z to encourage the softmax normalizer log(Z) to be close to 0" (Chowdhery et
 # al. 2022, PaLM, section 5). The term is the mean of log^2 Z over an objective's predictions, and is logged as z_loss
 # without its weight. With a weight of 0 there is no term.
@@ -39,7 +39,7 @@ class MaskedLMObjective(Objective):
         next_sentence: adds the prediction of the next sentence (Devlin et al. 2019, section 3.1). The labels may be
             those of sentence order (ALBERT; Lan et al. 2020, section 3.1): head and loss are the same. False for
             shards without labels (full_sentences), as in RoBERTa (Liu et al. 2019, section 4.2), and with
-            config.next_sentence=false: the term then counts nothing and adds nothing.
+            config.objective.next_sentence=false: the term then counts nothing and adds nothing.
         span_boundary: predicts each token of a masked span also from the positions around the span (SpanBERT; Joshi et
             al. 2020, section 3.2). Needs shards with masked spans, or raises UserError.
         z_loss: the weight of mlm's z-loss.
@@ -109,7 +109,7 @@ def _predictable_weights(batch: Batch) -> Float[Array, "B M"]:
     if batch.span_offsets is None:
         raise UserError(
             "the span boundary objective needs masked spans; build the shards with --mask_unit=span, or set "
-            "config.span_boundary=false"
+            "config.objective.span_boundary=false"
         )
     return batch.masked_weights * (batch.span_offsets <= SPAN_PLACES)
 

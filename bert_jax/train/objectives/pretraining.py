@@ -5,17 +5,24 @@ configuration, and the table OBJECTIVES, which extensions join.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from jaxtyping import PRNGKeyArray
 
-from bert_jax.config import ENCODERS, ModelConfig, PretrainConfig
+from bert_jax.config import (
+    ENCODERS,
+    CausalLM,
+    MaskedLM,
+    ModelConfig,
+    ObjectiveConfig,
+    Phases,
+    PretrainConfig,
+    ReplacedTokens,
+)
 from bert_jax.data import schedules
 from bert_jax.data.example import Batch
-from bert_jax.data.manifest import OBJECTIVES as OBJECTIVES_OF_SHARDS
 from bert_jax.data.schedules import StepSchedule
 from bert_jax.data.shards import Dataset
 from bert_jax.errors import UserError
@@ -115,10 +122,7 @@ def is_causal(batch: Any) -> bool:
 # The pretraining objectives by name. Pretraining, evaluation and planning all call `pretraining_objective`.
 
 
-AUTO = "auto"
 WITH_MASKS = ("mlm", "replaced_tokens", "diffusion")  # objectives that predict tokens from both sides
-WITH_Z_LOSS = (MASKED, CAUSAL)
-WITHOUT_GENERATOR = (AUTO, MASKED, CAUSAL, "diffusion")
 EXAMPLE = "{0: causal, 5000: mlm}"
 
 
@@ -137,61 +141,38 @@ class ShardTraits:
         return cls(str(dataset.directory), dataset.labelled, dataset.masking.unit, vocabulary, held_out)
 
 
-Build = Callable[[PretrainConfig, ModelConfig, Sequence[ShardTraits]], Objective]
+# Makes an objective from the options of its kind, the model, the data sets and the whole configuration.
+Build = Callable[[Any, ModelConfig, Sequence[ShardTraits], PretrainConfig], Objective]
 
 
 def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
     """Builds config.objective for a model and the data sets of all phases, followed by the held-out ones.
 
     `auto` is the encoder's own objective (EncoderKind.objective), else causal for a causal model, and mlm for any
-    other. {STEP: NAME} is a PhasedObjective. Raises UserError for an unknown name, and for an objective that
-    does not fit the model, the configuration or the shards.
+    other. Raises UserError for an objective that does not fit the model, the configuration or the shards.
     """
-    size, weight, name = config.generator_size, config.replaced_weight, config.objective
-    if not 0 <= config.z_loss < math.inf:
-        raise UserError(f"config.z_loss is {config.z_loss}; use a weight such as 1e-4, or 0 for none")
-    if not 0 < size <= 1:
-        raise UserError(f"config.generator_size is {size}; use a share above 0 and up to 1, such as 0.25")
-    if not 0 <= weight < math.inf:
-        raise UserError(f"config.replaced_weight is {weight}; use a weight of at least 0, such as 50")
-    if isinstance(name, dict) or name in WITHOUT_GENERATOR:
-        check_no_generator(config)
-    if isinstance(name, dict):
-        return _phased(config, name, model, shards)
-    if name == AUTO:
-        name = ENCODERS[model.encoder].objective or ("causal" if model.causal else "mlm")
-    if name not in OBJECTIVES:
-        choices = ", ".join((AUTO, *OBJECTIVES))
-        raise UserError(f"unknown config.objective {name!r}; choose from {choices}{_shards_hint(name)}")
-    if config.z_loss and name not in WITH_Z_LOSS:
-        allowed = " and ".join(WITH_Z_LOSS)
+    options = resolved(config.objective, model)
+    if model.directions > 1 and options.kind in WITH_MASKS:
         raise UserError(
-            f"config.z_loss is {config.z_loss:g}, but it applies only to config.objective={allowed}, not to {name}; "
-            "leave it out"
+            f"config.objective is {options.kind}, but the directions of model.encoder={model.encoder} do not see each "
+            "other, and predict next and previous tokens; use --config.objective=auto"
         )
-    if model.directions > 1 and name in WITH_MASKS:
-        raise UserError(
-            f"config.objective is {name}, but the directions of model.encoder={model.encoder} do not see each other, "
-            "and predict next and previous tokens; use --config.objective=auto"
-        )
-    return OBJECTIVES[name](config, model, shards)
+    return OBJECTIVES[options.kind](options, model, shards, config)
 
 
-def _shards_hint(name: str) -> str:
-    hint = f". {name} is an objective of shards: bert-jax build-examples --objective {name}"
-    return hint if name in OBJECTIVES_OF_SHARDS else ""
+def resolved(options: ObjectiveConfig, model: ModelConfig) -> ObjectiveConfig:
+    """Returns the objective that `auto` means for a model; another one as it is."""
+    if options.kind != "auto":
+        return options
+    return ObjectiveConfig.kinds[ENCODERS[model.encoder].objective or (CAUSAL if model.causal else MASKED)]()
 
 
-def _phased(
-    config: PretrainConfig, objectives: dict[int, str], model: ModelConfig, shards: Sequence[ShardTraits]
-) -> Objective:
-    phases = schedules.read_steps(objectives, "config.objective", EXAMPLE)
-    start, choices = f"config.objective is {objectives}", f"choose from {CAUSAL}, {MASKED}"
+def _phased(options: Phases, model: ModelConfig, shards: Sequence[ShardTraits], config: PretrainConfig) -> Objective:
+    phases = schedules.read_steps(options.phases, "config.objective.phases", EXAMPLE)
+    start = f"config.objective.phases is {options.phases}"
     for name in phases.values:
-        if name not in OBJECTIVES:
-            raise UserError(f"{start}: unknown {name!r}; {choices}{_shards_hint(name)}")
         if name not in TYPES:
-            raise UserError(f"{start}, but {name} trains other parameters than the other phases; {choices}")
+            raise UserError(f"{start}: {name!r} cannot be a phase; choose from {CAUSAL}, {MASKED}")
     if phases.values[-1] != MASKED:
         raise UserError(
             f"{start}, and its last phase is {phases.values[-1]}. End with {MASKED}, such as {EXAMPLE}, or train a "
@@ -204,71 +185,58 @@ def _phased(
         )
     if model.causal:
         raise UserError(f"{start}, but the model is causal in all phases; use --config.model.causal=false")
-    trained_alone = "that loss would have parameters that causal phases do not train"
-    if config.span_boundary:
-        raise UserError(f"{start}, but config.span_boundary is set: {trained_alone}; leave it out")
-    if config.next_sentence and (labelled := [part.name for part in shards if part.labelled and not part.held_out]):
-        advice = "use --config.next_sentence=false"
-        raise UserError(f"{start}, but {labelled[0]} has labelled pairs: {trained_alone}; {advice}")
     if CAUSAL in phases.values:
-        check_text(objectives, shards)
+        check_text("phases", shards)
     if best := config.checkpoint.best:
         raise UserError(f"checkpoint.best={best} compares evaluations of the whole run, but {start}; leave it out")
-    return PhasedObjective(phases, z_loss=config.z_loss)
+    return PhasedObjective(phases, z_loss=options.z_loss)
 
 
-def _masked_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
-    if model.causal:
-        raise UserError(
-            "config.objective is mlm, but the model is causal and sees only earlier tokens; use "
-            "--config.objective=auto, or --config.model.causal=false"
-        )
+def _masked_lm(
+    options: MaskedLM, model: ModelConfig, shards: Sequence[ShardTraits], config: PretrainConfig
+) -> Objective:
+    _check_causal(options, model, False)
     for part in shards:
-        if config.span_boundary and part.mask_unit != "span":
+        if options.span_boundary and part.mask_unit != "span":
             raise UserError(
-                f"config.span_boundary needs masked spans, but {part.name} masks by {part.mask_unit}; build the "
-                "examples with --mask_unit span"
+                f"config.objective.span_boundary needs masked spans, but {part.name} masks by {part.mask_unit}; build "
+                "the examples with --mask_unit span"
             )
-    next_sentence = config.next_sentence and shards[0].labelled
-    return MaskedLMObjective(next_sentence, config.span_boundary, z_loss=config.z_loss)
+    next_sentence = options.next_sentence and shards[0].labelled
+    return MaskedLMObjective(next_sentence, options.span_boundary, z_loss=options.z_loss)
 
 
-def _causal_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
-    if not model.causal:
-        raise UserError(
-            "config.objective is causal, but the model is bidirectional and sees the tokens that it would predict; use "
-            "--config.objective=auto, or --config.model.causal=true"
-        )
+def _causal_lm(
+    options: CausalLM, model: ModelConfig, shards: Sequence[ShardTraits], config: PretrainConfig
+) -> Objective:
+    _check_causal(options, model, True)
     check_no_masks(config, "a causal model predicts next tokens, and none of them is masked")
     check_text("causal", shards)
-    return CausalLMObjective(z_loss=config.z_loss)
+    return CausalLMObjective(z_loss=options.z_loss)
 
 
-def _replaced_tokens(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
-    if model.causal:
-        raise UserError("config.objective is replaced_tokens, but the model is causal; use --config.model.causal=false")
-    if config.span_boundary:
-        raise UserError(
-            "config.span_boundary predicts masked tokens, and the model of config.objective=replaced_tokens sees none; "
-            "leave it out"
-        )
+def _replaced_tokens(
+    options: ReplacedTokens, model: ModelConfig, shards: Sequence[ShardTraits], config: PretrainConfig
+) -> Objective:
+    _check_causal(options, model, False)
     if not model.tied_output:
         advice = "use --config.model.tied_output=true"
         raise UserError(f"the generator of config.objective=replaced_tokens predicts by the token table; {advice}")
     check_text("replaced_tokens", shards)
-    width = round(model.width * config.generator_size)
+    width = round(model.width * options.generator_size)
     if not width:
         raise UserError(
-            f"config.generator_size is {config.generator_size:g}, less than one dimension of model.width={model.width}"
-            "; use a larger share, such as 0.25"
+            f"config.objective.generator_size is {options.generator_size:g}, less than one dimension of "
+            f"model.width={model.width}; use a larger share, such as 0.25"
         )
     generator_config(model, width)
-    return ReplacedTokensObjective(generator=width, weight=config.replaced_weight)
+    return ReplacedTokensObjective(generator=width, weight=options.replaced_weight)
 
 
-def _diffusion(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
-    if model.causal:
-        raise UserError("config.objective is diffusion, but the model is causal; use --config.model.causal=false")
+def _diffusion(
+    options: ObjectiveConfig, model: ModelConfig, shards: Sequence[ShardTraits], config: PretrainConfig
+) -> Objective:
+    _check_causal(options, model, False)
     check_no_masks(config, "config.objective=diffusion samples its own mask rates and masks")
     check_text("diffusion", shards)
     vocabulary = shards[0].vocabulary
@@ -282,26 +250,26 @@ def _diffusion(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
     return DiffusionObjective(tuple(map(int, vocabulary.special_ids)), int(vocabulary.mask_id))
 
 
-def check_no_generator(config: PretrainConfig) -> None:
-    """Raises UserError if keys of replaced_tokens are set for another objective."""
-    for key in ("generator_size", "replaced_weight"):
-        if getattr(config, key) != getattr(PretrainConfig, key):
-            raise UserError(
-                f"config.{key} is {getattr(config, key):g}, but config.objective is {config.objective}; it applies to "
-                f"replaced_tokens only. Leave it out, or set --config.{key}={getattr(PretrainConfig, key):g}"
-            )
-
-
-def check_no_masks(config: PretrainConfig, reason: str) -> None:
-    """Raises UserError, with the reason, for mask options if the objective ignores the masks of the shards."""
-    if config.span_boundary or config.data.mask_rate is not None or config.data.mask_schedule:
+def _check_causal(options: ObjectiveConfig, model: ModelConfig, causal: bool) -> None:
+    """Refuses a model that does not see the tokens that an objective needs, or sees those that it predicts."""
+    if model.causal != causal:
+        direction = "causal and sees only earlier tokens" if model.causal else "bidirectional and sees its answers"
         raise UserError(
-            f"{reason}; leave out config.span_boundary, data.mask_rate and data.mask_schedule "
-            "(--config.data.mask_rate=none unsets that of a recipe)"
+            f"config.objective is {options.kind}, but the model is {direction}. Use --config.objective=auto, or "
+            f"--config.model.causal={str(causal).lower()}"
         )
 
 
-def check_text(objective: str | dict[int, str], shards: Sequence[ShardTraits]) -> None:
+def check_no_masks(config: PretrainConfig, reason: str) -> None:
+    """Raises UserError, with the reason, for mask rates if the objective ignores the masks of the shards."""
+    if config.data.mask_rate is not None or config.data.mask_schedule:
+        raise UserError(
+            f"{reason}; leave out data.mask_rate and data.mask_schedule (--config.data.mask_rate=none unsets that of a "
+            "recipe)"
+        )
+
+
+def check_text(objective: str, shards: Sequence[ShardTraits]) -> None:
     """Raises UserError for infilled shards: their batches lack tokens that the objective restores or predicts."""
     for part in shards:
         if part.mask_unit == "infill":
@@ -311,10 +279,11 @@ def check_text(objective: str | dict[int, str], shards: Sequence[ShardTraits]) -
             )
 
 
-# An extension adds its own entry here; config.objective then takes its name.
+# By kind of config.objective. An extension defines a kind (bert_jax.config.ObjectiveConfig) and adds its entry.
 OBJECTIVES: dict[str, Build] = {
     "mlm": _masked_lm,
     "causal": _causal_lm,
     "replaced_tokens": _replaced_tokens,
     "diffusion": _diffusion,
+    "phases": _phased,
 }

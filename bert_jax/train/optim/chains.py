@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from bert_jax.config import OptimizerConfig
+from bert_jax.config import InverseSqrtSchedule, Muon, OptimizerConfig, WSDSchedule
 from bert_jax.errors import UserError
 from bert_jax.model.layers import flatten
 from bert_jax.train import rules
@@ -41,10 +41,8 @@ def rate_factors(
     config.layer_decay. With layer decay, each layer learns at layer_decay times the rate of the layer above it, the
     embeddings at layer_decay times the rate of the first layer, and the heads at the full rate (Howard and Ruder 2018,
     section 3.2; Clark et al. 2020, appendix B). params may be abstract. Raises UserError for rules that rules.check
-    rejects and for a layer_decay outside (0, 1].
+    rejects.
     """
-    if not 0.0 < config.layer_decay <= 1.0:
-        raise UserError(f"optimizer.layer_decay is {config.layer_decay}; use 1 (no decay) or a number between 0 and 1")
     trees = [] if trainable is None else [trainable]
     if config.layer_decay != 1.0:
         decay = config.layer_decay
@@ -108,31 +106,30 @@ def next_average(decay: float, step: Int[Array, ""], average: dict[str, Any], pa
 
 
 Transformations = tuple[optax.GradientTransformation, ...]
-Build = Callable[[OptimizerConfig, dict[str, Any]], Transformations]
+Build = Callable[[Any, dict[str, Any]], Transformations]  # an OptimizerConfig of its kind, and parameters
 
 
 def build(
     config: OptimizerConfig, params: dict[str, Any], trained: Trained | None = None
 ) -> optax.GradientTransformation:
-    """Returns clipping by global norm (none if clip_norm is 0), followed by OPTIMIZERS[config.name].
+    """Returns clipping by global norm (none if clip_norm is 0), followed by OPTIMIZERS[config.kind].
 
     The resulting updates are the direction to subtract, including decoupled weight decay; the caller multiplies them by
-    the learning rate. `params` may be abstract; `trained` is their updated part (None: all). Raises UserError for an
-    unknown optimizer or schedule, for a value outside its range or without effect, for decays that no parameter
-    matches, and for muon if the model has no matrix that it orthogonalizes.
+    the learning rate. `params` may be abstract; `trained` is their updated part (None: all). Raises UserError for a
+    warmup below 0, for decays that match no parameter, and for muon if the model has no matrix that it orthogonalizes.
     """
-    _check(config)
-    if config.name == "muon" and not any(hidden_matrices(path, leaf.ndim) for path, leaf in flatten(params).items()):
+    if config.schedule.warmup_steps < 0:
+        raise UserError("optimizer.schedule.warmup_steps is -1, which is for fine-tuning. Use 0 or more")
+    if config.kind == "muon" and not any(hidden_matrices(path, leaf.ndim) for path, leaf in flatten(params).items()):
         raise UserError(
-            "optimizer.name is muon, but the model has none of the matrices that it orthogonalizes: attention and "
-            "feed-forward kernels of layers. Use --config.optimizer.name=adamw"
+            "optimizer is muon, but the model has none of the matrices that it orthogonalizes: attention and "
+            "feed-forward kernels of layers. Use --config.optimizer=adamw"
         )
-    check_schedule(config)
     rules.check(config.decays, "optimizer.decays", params)
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
     updated = params if trained is None else trained.abstract(params)
     # The chain stays flat because the tree structure of its state is part of the checkpoint format.
-    return optax.chain(clip, *OPTIMIZERS[config.name](config, updated))
+    return optax.chain(clip, *OPTIMIZERS[config.kind](config, updated))
 
 
 def adamw(config: OptimizerConfig, params: dict[str, Any]) -> Transformations:
@@ -145,7 +142,7 @@ def lamb(config: OptimizerConfig, params: dict[str, Any]) -> Transformations:
     return scale_by_adam(config), add_decay(decays(config, params)), scale_by_trust_ratio()
 
 
-def muon(config: OptimizerConfig, params: dict[str, Any]) -> Transformations:
+def muon(config: Muon, params: dict[str, Any]) -> Transformations:
     """Builds Muon for attention and feed-forward kernels (Jordan 2024; Liu et al. 2025), AdamW for all others."""
     labels = map_by_path(lambda path, leaf: "muon" if hidden_matrices(path, leaf.ndim) else "adam", params)
     parts = {"muon": scale_by_muon(config.momentum), "adam": scale_by_adam(config)}
@@ -157,9 +154,8 @@ def stable_adamw(config: OptimizerConfig, params: dict[str, Any]) -> Transformat
     return (scale_by_stable_adam(config, decays(config, params)),)
 
 
-# Maps optimizer.name to the transformations that follow clipping. An extension adds its own entry.
+# The transformations that follow clipping, by kind of optimizer. An extension adds its own entry.
 OPTIMIZERS: dict[str, Build] = {"adamw": adamw, "lamb": lamb, "muon": muon, "stable_adamw": stable_adamw}
-_NO_MUON = frozenset(OPTIMIZERS) - {"muon"}  # an extension's optimizer may read momentum, too
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
@@ -187,28 +183,6 @@ def add_decay(decays: dict[str, Any]) -> optax.GradientTransformation:
     return optax.stateless(add)
 
 
-def _check(config: OptimizerConfig) -> None:
-    if config.name not in OPTIMIZERS:
-        raise UserError(f"unknown optimizer.name {config.name!r}; choose from {', '.join(OPTIMIZERS)}")
-    ranges = (
-        ("beta1", 0 <= config.beta1 < 1, "a number of at least 0 and below 1, such as 0.9"),
-        ("beta2", 0 <= config.beta2 < 1, "a number of at least 0 and below 1, such as 0.999"),
-        ("momentum", 0 <= config.momentum < 1, "a number of at least 0 and below 1, such as 0.95"),
-        ("epsilon", config.epsilon > 0, "a number above 0, such as 1e-6"),
-        ("weight_decay", config.weight_decay >= 0, "0 or more"),
-        ("clip_norm", config.clip_norm >= 0, "0 (no clipping) or more"),
-        ("ema_decay", 0 <= config.ema_decay < 1, "0 (no average) or a number below 1, such as 0.999"),
-    )
-    for name, fits, wanted in ranges:
-        if not fits:
-            raise UserError(f"optimizer.{name} is {getattr(config, name)}; use {wanted}")
-    if config.momentum != OptimizerConfig.momentum and config.name in _NO_MUON:
-        raise UserError(
-            f"optimizer.momentum is {config.momentum}, which is for optimizer.name=muon, but the name is "
-            f"{config.name}. Omit it"
-        )
-
-
 def apply_updates(
     params: dict[str, Any], direction: dict[str, Any], rate: Float[Array, ""], factors: dict[str, Any] | None
 ) -> dict[str, Any]:
@@ -230,7 +204,7 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""], fraction: Float
     """Returns the learning rate of a step: the peak times the smaller of a warmup ramp and a decaying schedule.
 
     `step` is the number of completed steps, and `fraction` the completed fraction of the run, from 0 to 1. The peak is
-    config.learning_rate, and the schedule ends at config.final_share of it.
+    config.learning_rate, and the schedule ends at schedule.final_share of it.
 
     With warmup_steps, the ramp is (step + 1) / warmup_steps and the schedule starts with the run, as in
     google-research/bert, optimization.py. Two details differ from that file, which replaces the schedule by the ramp
@@ -250,105 +224,60 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""], fraction: Float
                     (Vaswani et al. 2017, section 5.3, whose peak is (d_model w)^-0.5). With warmup_steps it does not
                     depend on the length of the run. It decays towards final_share.
     """
-    if config.warmup_share > 0:
-        ramp = fraction / config.warmup_share
-        done = jnp.clip((fraction - config.warmup_share) / (1.0 - config.warmup_share), 0.0, 1.0)
+    schedule = config.schedule
+    if schedule.warmup_share > 0:
+        ramp = fraction / schedule.warmup_share
+        done = jnp.clip((fraction - schedule.warmup_share) / (1.0 - schedule.warmup_share), 0.0, 1.0)
     else:
-        ramp, done = (step + 1) / max(config.warmup_steps, 1), fraction
-    if config.schedule == INVERSE_SQRT:
+        ramp, done = (step + 1) / max(schedule.warmup_steps, 1), fraction
+    if isinstance(schedule, InverseSqrtSchedule):
         done = jnp.maximum(ramp, 1.0)
-    elif config.schedule == "wsd":
-        done = jnp.clip((fraction - (1.0 - config.decay_share)) / config.decay_share, 0.0, 1.0)
-    level = config.final_share + (1.0 - config.final_share) * SHAPES[config.schedule](done)
+    elif isinstance(schedule, WSDSchedule):
+        done = jnp.clip((fraction - (1.0 - schedule.decay_share)) / schedule.decay_share, 0.0, 1.0)
+    final = getattr(schedule, "final_share", 0.0)
+    level = final + (1.0 - final) * SHAPES[schedule.kind](done)
     highest = config.learning_rate
     return (highest * jnp.clip(jnp.minimum(ramp, level), 0.0, 1.0)).astype(jnp.float32)
 
 
-INVERSE_SQRT = "inverse_sqrt"
-
-# Each shape maps the completed share of the schedule to a level from 1 down to 0; inverse_sqrt takes the elapsed time
-# in units of the warmup instead.
+# The level, from 1 down to 0, by kind of schedule, as a function of the schedule's completed share; inverse_sqrt takes
+# the elapsed time in units of the warmup instead. An extension adds its own entry.
 SHAPES: dict[str, Callable[[Float[Array, ""]], Float[Array, ""]]] = {
     "linear": lambda done: 1.0 - done,
     "cosine": lambda done: 0.5 * (1.0 + jnp.cos(jnp.pi * done)),
     "wsd": lambda done: 1.0 - jnp.sqrt(done),
     "constant": jnp.ones_like,
-    INVERSE_SQRT: lambda done: done**-0.5,
+    "inverse_sqrt": lambda done: done**-0.5,
 }
-
-
-def check_schedule(config: OptimizerConfig) -> None:
-    """Raises UserError for an unknown schedule, a value outside its range or without effect, or conflicting warmups."""
-    if config.schedule not in SHAPES:
-        raise UserError(f"unknown optimizer.schedule {config.schedule!r}; choose from {', '.join(SHAPES)}")
-    ranges = (
-        ("learning_rate", config.learning_rate >= 0, "0 or more"),
-        ("warmup_steps", config.warmup_steps >= 0, "0 or more"),
-        ("warmup_share", 0 <= config.warmup_share < 1, "0 or a share below 1, such as 0.06"),
-        ("decay_share", 0 < config.decay_share <= 1, "a share above 0 and up to 1, such as 0.1"),
-        ("final_share", 0 <= config.final_share <= 1, "a share from 0 to 1"),
-    )
-    for name, fits, wanted in ranges:
-        if not fits:
-            raise UserError(f"optimizer.{name} is {getattr(config, name)}; use {wanted}")
-    if config.decay_share != OptimizerConfig.decay_share and config.schedule != "wsd":
-        raise UserError(
-            f"optimizer.decay_share is {config.decay_share}, which is for optimizer.schedule=wsd, but the schedule is "
-            f"{config.schedule}. Omit it"
-        )
-    if config.final_share > 0 and config.schedule == "constant":
-        raise UserError(
-            f"optimizer.final_share is {config.final_share}, but optimizer.schedule=constant ends at the peak rate. "
-            "Set --config.optimizer.final_share=0, or another schedule"
-        )
-    if config.schedule == INVERSE_SQRT and config.warmup_share <= 0 and config.warmup_steps <= 0:
-        raise UserError(
-            "optimizer.schedule=inverse_sqrt decays relative to the length of the warmup, but no warmup is configured; "
-            "set --config.optimizer.warmup_steps or --config.optimizer.warmup_share"
-        )
-    if config.warmup_share > 0 and config.warmup_steps > 0:
-        raise UserError(
-            f"optimizer.warmup_steps is {config.warmup_steps} and optimizer.warmup_share is {config.warmup_share}; "
-            "only one of them can be used, so set the other to 0"
-        )
 
 
 def warmup_warning(config: OptimizerConfig, steps: int) -> str:
     """Returns a warning if a run of this many steps (0: unknown) ends within its warmup; otherwise an empty text."""
-    if not 0 < steps < config.warmup_steps:
+    if not 0 < steps < config.schedule.warmup_steps:
         return ""
     return (
-        f"warning: optimizer.warmup_steps is {config.warmup_steps}, but the run has {steps} steps, so the learning "
-        "rate never reaches its peak. Set --config.optimizer.warmup_steps to less, or to 0 with "
-        "--config.optimizer.warmup_share=0.06"
+        f"warning: optimizer.schedule.warmup_steps is {config.schedule.warmup_steps}, but the run has {steps} steps, "
+        "so the learning rate never reaches its peak. Set --config.optimizer.schedule.warmup_steps to less, or to 0 "
+        "with --config.optimizer.schedule.warmup_share=0.06"
     )
 
 
 def with_token_shares(config: OptimizerConfig, tokens: float) -> OptimizerConfig:
-    """Turns warmup_tokens and decay_tokens into shares of a run of `tokens` tokens (0: it ends by steps or minutes).
+    """Turns the schedule's warmup_tokens and decay_tokens into shares of a run of `tokens` tokens.
 
     A run that ends by tokens counts its completed fraction in tokens, so its schedule is one of shares. Raises
-    UserError for token counts that do not fit the run or the schedule.
+    UserError for counts above the run's, and if the run ends by steps or minutes (tokens=0).
     """
-    counts = {name: getattr(config, name) for name in ("warmup_tokens", "decay_tokens")}
-    for name, count in counts.items():
-        if not 0 <= count < float("inf"):
-            raise UserError(f"optimizer.{name} is {count}; use a number of tokens, or 0 for none")
+    changes: dict[str, Any] = {}
+    for name in ("warmup_tokens", "decay_tokens"):
+        count = getattr(config.schedule, name, 0.0)
         if count and not tokens:
             raise UserError(
-                f"optimizer.{name} is set, but the length of the run is not counted in tokens. Set "
-                "--config.tokens=N --config.steps=0 (pretraining), or use shares: optimizer.warmup_share, decay_share"
+                f"optimizer.schedule.{name} is set, but the length of the run is not counted in tokens. Set "
+                "--config.tokens=N --config.steps=0 (pretraining), or use shares: warmup_share, decay_share"
             )
         if count > tokens:
-            raise UserError(f"optimizer.{name} is {count:g}, more than the run has; use at most {tokens:g}")
-    if config.warmup_tokens and (config.warmup_steps > 0 or config.warmup_share > 0):
-        raise UserError(
-            f"optimizer.warmup_tokens is {config.warmup_tokens:g}, but optimizer.warmup_steps is {config.warmup_steps} "
-            f"and optimizer.warmup_share is {config.warmup_share}; only one of them can be used, so set the others to 0"
-        )
-    if config.decay_tokens and config.schedule != "wsd":
-        raise UserError(
-            f"optimizer.decay_tokens is the decay of optimizer.schedule=wsd, but the schedule is {config.schedule}"
-        )
-    changes = {name.replace("tokens", "share"): count / tokens for name, count in counts.items() if count}
-    return dataclasses.replace(config, **changes)
+            raise UserError(f"optimizer.schedule.{name} is {count:g}, more than the run has; use at most {tokens:g}")
+        if count:
+            changes |= {name: 0.0, name.replace("tokens", "share"): count / tokens}
+    return dataclasses.replace(config, schedule=dataclasses.replace(config.schedule, **changes)) if changes else config
