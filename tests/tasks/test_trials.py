@@ -237,7 +237,7 @@ def test_a_flag_gives_every_combination_of_typed_values() -> None:
         ({"batch_size": (16, 16)}, r"the settings .* and .*, which are equal\. Omit one"),
         ({"batch_size": ()}, "config.sweep has no value for batch_size"),
         ({"batch_sise": (16, 32)}, "unknown key config.batch_sise; did you mean config.batch_size"),
-        ({"optimizer": (16, 32)}, "config.optimizer is 16, but has keys of its own"),
+        ({"mesh": (16, 32)}, "config.mesh is 16, but has keys of its own"),
         ({"batch_size.x": (16,)}, "unknown key config.batch_size.x; config.batch_size is a single value"),
         ({"init_layers": ((0, "x"),)}, r"config\.init_layers is \(0, 'x'\)\. Give a value of type tuple"),
         ({"batch_size": (16, "many")}, "config.batch_size is 'many'. Give a value of type int"),
