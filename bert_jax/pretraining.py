@@ -151,7 +151,7 @@ def _check_lengths(model: ModelConfig, training: Sequence[Dataset], held_out: Se
     for part in (*training, *held_out):
         sizes.check_positions(model, part.seq_len, str(part.directory))
     shortest = min(training, key=lambda dataset: dataset.seq_len)
-    sizes.check_truncation(model, shortest.seq_len, str(shortest.directory))
+    model.encoder.check_rows(shortest.seq_len, str(shortest.directory))
 
 
 def _measured(metrics: Sequence[str], held_out: Sequence[Sequence[Source]]) -> tuple[str, ...]:

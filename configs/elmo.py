@@ -21,11 +21,14 @@ Source    Peters et al. 2018, section 3.4: layers, cells, projections, the resid
           directions (section 3.1), not their mean
 """
 
+import dataclasses
+
 import ml_collections
 
 import bert_jax.lineage  # noqa: F401 (adds the encoders and their presets)
 from bert_jax.config import AdamW, LinearSchedule, ModelOptions, PretrainConfig, recipe
 from bert_jax.errors import UserError
+from bert_jax.model import sizes
 
 ROWS, POSITIONS = 64, 120
 EPOCHS, TOKENS = 10, 800_000_000
@@ -38,7 +41,12 @@ def get_config(model: str = "original") -> ml_collections.ConfigDict:
         raise UserError(f"elmo: unknown model {model}; choose from {', '.join(PRESETS)}")
     return recipe(
         PretrainConfig(
-            model=ModelOptions(preset=PRESETS[model], dropout=0.1, bptt=20, initializer_range=PROJECTED[model] ** -0.5),
+            model=ModelOptions(
+                preset=PRESETS[model],
+                encoder=dataclasses.replace(sizes.PRESETS[PRESETS[model]]["encoder"], bptt=20),
+                dropout=0.1,
+                initializer_range=PROJECTED[model] ** -0.5,
+            ),
             optimizer=AdamW(
                 learning_rate=1e-3,
                 schedule=LinearSchedule(warmup_steps=1000),

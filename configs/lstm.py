@@ -3,9 +3,9 @@
     bert-jax pretrain --config lstm:medium --workdir runs/lstm --config.data.train=SHARDS
 
 or lstm:large, lstm:rnn (Mikolov et al. 2010). SHARDS are made by `build-examples --objective
-full_sentences --seq_len 140`. The state is zero at the start of each sequence, and its gradient is cut every model.bptt
-positions. The output matrix is not tied to the embeddings; --config.model.tied_output=true ties it (Press and Wolf
-2017). With 10,000 words and two biases a layer (here the two are one, and the output has none), the LSTMs have
+full_sentences --seq_len 140`. The state is zero at the start of each sequence, and its gradient is cut every
+encoder.bptt positions. The output matrix is not tied to the embeddings; --config.model.tied_output=true ties it (Press
+and Wolf 2017). With 10,000 words and two biases a layer (here the two are one, and the output has none), the LSTMs have
 19,780,400 and 66,034,000 parameters.
 
 Hardware  published: one NVIDIA K20 (lstm); not run here
@@ -20,6 +20,7 @@ Source    lstm: Zaremba et al. 2014, section 4.1: layers, widths, dropout, 35 po
           which is 15 epochs of the Penn Treebank
 """
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ import ml_collections
 import bert_jax.lineage  # noqa: F401 (adds the encoders and their presets)
 from bert_jax.config import AdamW, LinearSchedule, ModelOptions, PretrainConfig, recipe
 from bert_jax.errors import UserError
+from bert_jax.model import sizes
 
 ROWS, POSITIONS = 24, 140
 WORDS = 929_000  # of the Penn Treebank's training set
@@ -56,7 +58,7 @@ def get_config(model: str = "medium") -> ml_collections.ConfigDict:
     options = ModelOptions(
         preset=chosen.preset,
         dropout=chosen.dropout,
-        bptt=chosen.bptt,
+        encoder=dataclasses.replace(sizes.PRESETS[chosen.preset]["encoder"], bptt=chosen.bptt),
         initializer_range=chosen.limit / math.sqrt(3),  # the standard deviation of uniform values
     )
     return recipe(

@@ -6,7 +6,7 @@ converts it to a dataclass once, at the border; the library itself uses only the
 
 from bert_jax.config.finetuning import FinetuneConfig, TaskConfig
 from bert_jax.config.loading import change, from_flags, from_values, load, recipe, recipe_module, to_dict
-from bert_jax.config.model import ENCODERS, EncoderKind, LoraConfig, ModelConfig, ModelOptions, add_encoder
+from bert_jax.config.model import EncoderConfig, LoraConfig, ModelConfig, ModelOptions, Transformer
 from bert_jax.config.training import (
     AdamW,
     AutoObjective,
@@ -36,7 +36,6 @@ from bert_jax.config.training import (
 )
 
 __all__ = [
-    "ENCODERS",
     "AdamW",
     "AutoObjective",
     "CausalLM",
@@ -45,7 +44,7 @@ __all__ = [
     "CosineSchedule",
     "Diffusion",
     "DistillConfig",
-    "EncoderKind",
+    "EncoderConfig",
     "EvalConfig",
     "FinetuneConfig",
     "InverseSqrtSchedule",
@@ -67,8 +66,8 @@ __all__ = [
     "StableAdamW",
     "TaskConfig",
     "TrainConfig",
+    "Transformer",
     "WSDSchedule",
-    "add_encoder",
     "change",
     "from_flags",
     "from_values",

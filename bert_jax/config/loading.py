@@ -29,7 +29,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import ml_collections
 
-from bert_jax.config.options import Kinds, nearest, type_name
+from bert_jax.config.options import Kinds, nearest, type_name, union
 from bert_jax.errors import UserError
 
 # Finds recipes by name, e.g. `bert_base` or `glue`.
@@ -262,24 +262,19 @@ def _hint(config_class: type, key: str, tree: Any = None) -> Any:
     return hint
 
 
-def _union(hint: Any) -> type[Kinds] | None:
-    """Returns the union that a key of this type chooses a kind of, if it is one."""
-    return next((kind for kind in _members(hint) if isinstance(kind, type) and issubclass(kind, Kinds)), None)
-
-
 def _group(hint: Any, value: Any, where: str) -> Any:
     """Returns the dataclass whose fields are the keys of a group, which for a union depends on its value."""
-    union = _union(hint)
-    if union is None:
+    kinds = union(hint)
+    if kinds is None:
         return next((kind for kind in _members(hint) if dataclasses.is_dataclass(kind)), None)
-    if hint is union and union.kind:  # a kind itself, not the union
-        return union
+    if hint is kinds and kinds.kind:  # a kind itself, not the union
+        return kinds
     name = value.get("kind") if isinstance(value, Mapping) else value
     if name is None:
-        return next(iter(union.kinds.values()))
-    if name not in union.kinds:
-        raise UserError(f"unknown {where} {name!r}; {nearest(str(name), union.kinds)}")
-    return union.kinds[name]
+        return next(iter(kinds.kinds.values()))
+    if name not in kinds.kinds:
+        raise UserError(f"unknown {where} {name!r}; {nearest(str(name), kinds.kinds)}")
+    return kinds.kinds[name]
 
 
 def _defines(config_class: type, key: str, tree: Any = None) -> bool:
@@ -306,7 +301,7 @@ def _assign(
             if not isinstance(node.get(group), dict):  # None, or the bare name of a kind
                 node[group] = {} if node.get(group) is None else {"kind": node[group]}
             node = node[group]
-        if isinstance(value, str) and _union(hint) is not None:
+        if isinstance(value, str) and union(hint) is not None:
             shared = {item.name for item in dataclasses.fields(_group(hint, value, f"config.{name}"))}
             previous = node.get(last)
             kept = previous.items() if isinstance(previous, Mapping) else ()
@@ -318,7 +313,7 @@ def _without_kind(config_class: type, key: str, tree: Any) -> str:
     """Returns the key of a union for its kind: objective.kind=mlm means objective=mlm."""
     parent, dot, last = key.rpartition(".")
     is_kind = dot and last == "kind" and _defines(config_class, parent, tree)
-    return parent if is_kind and _union(_hint(config_class, parent, tree)) else key
+    return parent if is_kind and union(_hint(config_class, parent, tree)) else key
 
 
 def _leaves(config_class: type, tree: Any, values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -452,12 +447,12 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     """Converts a value to a type. Raises UserError for a value of another type."""
     if value is None and types.NoneType in _members(hint):
         return None
-    if (union := _union(hint)) and isinstance(value, str):
+    if (kinds := union(hint)) and isinstance(value, str):
         value = {"kind": value}
     if group := _group(hint, value, where):
         if not isinstance(value, Mapping):
             raise UserError(f"{where} is {value!r}, but has keys of its own. Write --{where}.KEY=VALUE")
-        return load(group, {name: entry for name, entry in value.items() if not (union and name == "kind")}, where)
+        return load(group, {name: entry for name, entry in value.items() if not (kinds and name == "kind")}, where)
     for kind in _members(hint):
         try:
             return _as(kind, value)

@@ -6,9 +6,9 @@ import re
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from bert_jax.config.options import POSITIVE, RATE, at_least, check, option
+from bert_jax.config.options import POSITIVE, RATE, Kinds, at_least, check, group, option
 from bert_jax.errors import UserError
 
 # The matrices of a layer that may have an adapter, as paths that `targets` matches.
@@ -82,40 +82,49 @@ class LoraConfig:
 
 Options = TypeVar("Options")
 
-# The values that the fields of recurrent encoders must have in the others.
-WITHOUT_RECURRENCE: dict[str, Any] = {"bptt": 0, "cell_width": 0, "recurrent_residual": False}
-
 
 @dataclass(frozen=True)
-class EncoderKind:
-    """The meaning of model.encoder=NAME. Extensions add their own by add_encoder (docs/extending.md).
+class EncoderConfig(Kinds):
+    """The kind of a model's layers, with the options that it alone has. An extension adds its own (docs/extending.md).
 
     module       module(config, runtime=..., key=...) gives an nnx.Module with the interface of
                  bert_jax.model.transformer.Encoder; None: that one
     required     the values that other fields of ModelConfig must have, such as {"positions": "none"}
-    check        raises UserError for other fields that do not fit
-    layer_flops  the FLOPs of the layers' forward matmuls for one position of one direction; None: a Transformer's
     directions   the language models of the encoder, each with its own part of every hidden state
     logits       the name of each direction's logits in exported programs; empty: lm_logits
-    objective    the name in OBJECTIVES that config.objective=auto means; empty: causal or mlm, as the model is
+    objective    the objective that config.objective=auto means; empty: causal or mlm, as the model is
     """
 
-    module: Callable[..., Any] | None = None
-    required: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    check: "Callable[[ModelConfig], None] | None" = None
-    layer_flops: "Callable[[ModelConfig], int] | None" = None
-    directions: int = 1
-    logits: tuple[str, ...] = ()
-    objective: str = ""
+    module: ClassVar[Callable[..., Any] | None] = None
+    required: ClassVar[Mapping[str, Any]] = {}
+    directions: ClassVar[int] = 1
+    logits: ClassVar[tuple[str, ...]] = ()
+    objective: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        check(self, "model.encoder.")
+
+    def check(self, model: "ModelConfig") -> None:
+        """Raises UserError for a model whose other fields do not fit."""
+
+    def check_rows(self, length: int, name: str) -> None:
+        """Raises UserError for training rows, of the shards `name`, that are too short."""
+
+    def computes_as(self, other: "EncoderConfig") -> bool:
+        """Whether the parameters of another encoder mean the same in this one."""
+        return self == other
+
+    def layer_flops(self, model: "ModelConfig") -> int | None:
+        """The FLOPs of the layers' forward matmuls for one position of one direction; None: a Transformer's."""
+        return None
 
 
-ENCODERS = {"transformer": EncoderKind(required=WITHOUT_RECURRENCE)}  # by model.encoder
+@dataclass(frozen=True)
+class Transformer(EncoderConfig, kind="transformer"):
+    """Attention and feed-forward layers, whose options are those of the model."""
+
+
 RELATIVE = ["none", "shaw", "buckets"]  # of model.relative; extensions append theirs
-
-
-def add_encoder(name: str, kind: EncoderKind) -> None:
-    """Makes an encoder available as model.encoder=NAME."""
-    ENCODERS[name] = kind
 
 
 @dataclass(frozen=True)
@@ -171,14 +180,7 @@ class ModelConfig:
     global_every: int = option(1, "with a window: layers 0, n, 2n, ... have global attention", valid=at_least(1))
     causal: bool = option(False, "each position attends only to itself and to earlier positions")
     tied_output: bool = option(True, "the token table is also the output matrix")
-    encoder: str = option("transformer", "or one of an extension, such as those of bert_jax/lineage", choices=ENCODERS)
-    bptt: int = option(
-        0, "recurrent encoders: no gradient of the state crosses a multiple of it; 0: all cross", valid=at_least(0)
-    )
-    cell_width: int = option(
-        0, "recurrent encoders: cells, whose output is projected to the layers' width; 0: that width", valid=at_least(0)
-    )
-    recurrent_residual: bool = option(False, "recurrent encoders: all layers but the lowest add their input")
+    encoder: EncoderConfig = group(Transformer, "the kind of layers; bert_jax/lineage has older ones")
     lora: LoraConfig | None = option(None, "adapters of the layers' matrices (config.lora of fine-tuning)")
     pooler: str = option(
         "tanh",
@@ -199,30 +201,28 @@ class ModelConfig:
             )
         if self.positions == "sinusoidal" and self.table_width % 2:
             raise UserError(f"model.positions=sinusoidal needs embeddings of even width, but it is {self.table_width}")
-        if self.lora is not None and self.encoder != "transformer":
+        if self.lora is not None and self.encoder.kind != "transformer":
             raise UserError(
-                f"lora adapts matrices of Transformer layers, which model.encoder={self.encoder} does not have. "
+                f"lora adapts matrices of Transformer layers, which model.encoder={self.encoder.kind} does not have. "
                 "Use --config.lora.rank=0"
             )
-        kind = ENCODERS[self.encoder]
-        if kind.check is not None:
-            kind.check(self)
+        self.encoder.check(self)
         if self.width % self.directions:
             raise UserError(
-                f"model.width is {self.width}, but model.encoder={self.encoder} gives each direction half of it. Use "
-                f"an even width, such as {self.width + 1}"
+                f"model.width is {self.width}, but model.encoder={self.encoder.kind} gives each direction half of it. "
+                f"Use an even width, such as {self.width + 1}"
             )
-        for name, value in kind.required.items():
+        for name, value in self.encoder.required.items():
             if getattr(self, name) != value:
                 raise UserError(
-                    f"model.encoder={self.encoder} does not support model.{name}={getattr(self, name)}. "
+                    f"model.encoder={self.encoder.kind} does not support model.{name}={getattr(self, name)}. "
                     f"Use --config.model.{name}={str(value).lower()}"
                 )
 
     @property
     def directions(self) -> int:
         """The number of the encoder's language models, each with its own part of every hidden state."""
-        return ENCODERS[self.encoder].directions
+        return self.encoder.directions
 
     @property
     def layer_width(self) -> int:

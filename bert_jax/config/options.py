@@ -157,9 +157,13 @@ def keys(config: Any, prefix: str = "", every_kind: bool = False) -> list[Key]:
     listed: list[Key] = []
     for item in dataclasses.fields(config):
         value, about, name = getattr(config, item.name), item.metadata, f"{prefix}{item.name}"
-        if isinstance(value, Kinds):
-            listed.append(Key(name, "kind", value.kind, f"{about['help']}: {', '.join(value.kinds)}"))
-            listed += _keys_of_kinds(value, f"{name}.") if every_kind else keys(value, f"{name}.")
+        if kinds := union(hints[item.name]):
+            default = None if value is None else value.kind  # None: the preset's
+            listed.append(Key(name, "kind", default, f"{about['help']}: {', '.join(kinds.kinds)}"))
+            if every_kind:
+                listed += _keys_of_kinds(kinds, value, f"{name}.")
+            elif value is not None:
+                listed += keys(value, f"{name}.")
         elif dataclasses.is_dataclass(value):
             listed += keys(value, f"{name}.", every_kind)
         else:
@@ -170,18 +174,23 @@ def keys(config: Any, prefix: str = "", every_kind: bool = False) -> list[Key]:
     return listed
 
 
-def _keys_of_kinds(chosen: Kinds, prefix: str) -> list[Key]:
+def _keys_of_kinds(kinds: type[Kinds], chosen: Kinds | None, prefix: str) -> list[Key]:
     """Lists the keys of all kinds of a union once; the meaning of a key that some kinds lack begins with the others."""
     listed: dict[tuple[str, str], tuple[Key, list[str]]] = {}
-    for kind in (type(chosen), *chosen.kinds.values()):  # defaults of the chosen kind come first
-        for key in keys(chosen if kind is type(chosen) else kind(), prefix, every_kind=True):
-            owners = listed.setdefault((key.name, key.meaning), (key, []))[1]
-            if kind.kind not in owners:
-                owners.append(kind.kind)
+    default = chosen or next(iter(kinds.kinds.values()))()
+    for group in (default, *(kind() for name, kind in kinds.kinds.items() if name != default.kind)):
+        for key in keys(group, prefix, every_kind=True):
+            listed.setdefault((key.name, key.meaning), (key, []))[1].append(group.kind)
     return [
-        key if len(owners) == len(chosen.kinds) else key._replace(meaning=f"{', '.join(owners)}: {key.meaning}")
+        key if len(owners) == len(kinds.kinds) else key._replace(meaning=f"{', '.join(owners)}: {key.meaning}")
         for key, owners in listed.values()
     ]
+
+
+def union(hint: Any) -> type[Kinds] | None:
+    """Returns the union that a field of this type holds a kind of, if it is one; it may be optional."""
+    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return next((kind for kind in members if isinstance(kind, type) and issubclass(kind, Kinds)), None)
 
 
 def type_name(hint: Any) -> str:

@@ -240,7 +240,7 @@ def check_fixed(file: Path, values: Mapping[str, Any], fixed: Fixed) -> None:
 # Fields of Heads whose value is a number of outputs.
 COUNTED = ("classes", "tags")
 # Fields that affect training only; parameters mean the same whatever their values.
-TRAINING_FIELDS = ("dropout", "attention_dropout", "initializer_range", "bptt")
+TRAINING_FIELDS = ("dropout", "attention_dropout", "initializer_range")
 # Adapters are no part of an architecture; a checkpoint is read with them merged (bert_jax/model/lora.py).
 ARCHITECTURE_FIELDS = tuple(
     field.name for field in dataclasses.fields(ModelConfig) if field.name not in (*TRAINING_FIELDS, "lora")

@@ -82,8 +82,10 @@ def with_layers(loaded: LoadedModel, layers: Sequence[int]) -> LoadedModel:
             its norm.
     """
     model, origin = loaded.model, loaded.origin or "the checkpoint"
-    if model.encoder != "transformer":
-        raise UserError(f"init_layers selects Transformer layers, but {origin} has an encoder {model.encoder}. Omit it")
+    if model.encoder.kind != "transformer":
+        raise UserError(
+            f"init_layers selects Transformer layers, but {origin} has an encoder {model.encoder.kind}. Omit it"
+        )
     if list(layers) != sorted(set(layers)) or not 0 <= layers[0] <= layers[-1] < model.layers:
         raise UserError(
             f"init_layers is {tuple(layers)}; use ascending numbers from 0 to {model.layers - 1}, the last layer of "
@@ -123,10 +125,11 @@ def initial_params(
     """
     origin = loaded.origin or "the checkpoint"
     for name in ARCHITECTURE_FIELDS:
-        if getattr(loaded.model, name) != getattr(model, name):
+        there, here = getattr(loaded.model, name), getattr(model, name)
+        if not (model.encoder.computes_as(loaded.model.encoder) if name == "encoder" else there == here):
             raise UserError(
-                f"{origin} has another architecture: {name} is {getattr(loaded.model, name)}, but the configuration "
-                f"has {getattr(model, name)}. Change config.model, or set init_from to another checkpoint"
+                f"{origin} has another architecture: {name} is {there}, but the configuration has {here}. Change "
+                "config.model, or set init_from to another checkpoint"
             )
     if loaded.vocabulary.content_hash != vocabulary.content_hash:
         raise UserError(
@@ -195,8 +198,8 @@ def distilled(
     if teacher.causal != student.causal or teacher.directions != student.directions:
         kinds = ["causal" if model.causal else "bidirectional" for model in (teacher, student)]
         raise UserError(
-            f"distill.teacher={config.teacher} is {kinds[0]}, with the encoder {teacher.encoder}, but the student is "
-            f"{kinds[1]}, with the encoder {student.encoder}. Use a teacher that sees the same tokens"
+            f"distill.teacher={config.teacher} is {kinds[0]}, with the encoder {teacher.encoder.kind}, but the student "
+            f"is {kinds[1]}, with the encoder {student.encoder.kind}. Use a teacher that sees the same tokens"
         )
     pairs = config.pairs(student.layers, teacher.layers)
     projection = teacher.width if pairs and teacher.width != student.width else 0

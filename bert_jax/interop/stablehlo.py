@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import export
 from jaxtyping import Array, Float, Int, Shaped
 
-from bert_jax.config import ENCODERS, to_dict
+from bert_jax.config import to_dict
 from bert_jax.errors import UserError
 from bert_jax.interop import sentence_transformers
 from bert_jax.interop.huggingface import PROGRAMS_FILE, report, save_tensors
@@ -128,7 +128,7 @@ def predictions(loaded: LoadedModel, runtime: Runtime) -> Program:
         logits: Outputs = {}
         if heads.mlm or heads.lm:
             # An encoder of two directions has logits for each.
-            names = ENCODERS[loaded.model.encoder].logits or ("mlm_logits" if heads.mlm else "lm_logits",)
+            names = loaded.model.encoder.logits or ("mlm_logits" if heads.mlm else "lm_logits",)
             parts = jnp.split(last, len(names), axis=-1) if len(names) > 1 else [last]
             for name, states in zip(names, parts, strict=True):
                 logits[name] = outputs.vocabulary_logits(model, states)[..., : loaded.model.vocab_size]

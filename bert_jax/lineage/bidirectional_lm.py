@@ -73,8 +73,8 @@ def bidirectional_lm(
     """Makes the objective (OBJECTIVES). Raises UserError for other encoders, masking options and infilled shards."""
     if model.directions == 1:
         raise UserError(
-            f"config.objective is bidirectional_lm, but model.encoder={model.encoder} has no second direction; use "
-            "--config.model.encoder=bilstm, or --config.objective=auto"
+            f"config.objective is bidirectional_lm, but model.encoder={model.encoder.kind} has no second direction. "
+            "Use --config.model.encoder=bilstm, or --config.objective=auto"
         )
     check_no_masks(config, "config.objective=bidirectional_lm predicts all tokens, and none of them is masked")
     check_text("bidirectional_lm", shards)

@@ -2,14 +2,16 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import EncoderConfig, ModelConfig
+from bert_jax.config.options import at_least, option
 from bert_jax.errors import UserError
 from bert_jax.model.dropout import dropout, row_seeds
 from bert_jax.model.layers import Dense, Shape, child_key
@@ -34,27 +36,25 @@ def lstm(gates: Float[Array, "B 4 C"], state: State) -> State:
     return jax.nn.sigmoid(out) * jnp.tanh(cell), cell
 
 
-# By model.encoder. rnn is h = tanh(W x + U h' + b), as torch.nn.RNN (Elman 1990; his own units are sigmoid).
-CELLS = {
-    "rnn": Cell(1, 1, lambda gates, state: (jnp.tanh(gates[:, 0]),)),
-    "lstm": Cell(4, 2, lstm),
-    "bilstm": Cell(4, 2, lstm),
-}
+# Elman's cell is h = tanh(W x + U h' + b), as torch.nn.RNN (Elman 1990; his own units are sigmoid).
+ELMAN = Cell(1, 1, lambda gates, state: (jnp.tanh(gates[:, 0]),))
+LONG_SHORT_TERM = Cell(4, 2, lstm)
 
 
 class RecurrentLayer(nnx.Module):
-    """One layer in one direction, of width D and with C cells: C is D unless model.cell_width is set.
+    """One layer in one direction, of width D and with C cells: C is D unless encoder.cell_width is set.
 
     input/kernel [*stack, D, G, C], input/bias [*stack, G, C], recurrent/kernel [*stack, D, G, C], and with
-    model.cell_width also projection/kernel [*stack, C, D], which maps the cells' output to the output and state (Sak et
-    al. 2014, section 2, without the non-recurrent projection; proj_size of torch.nn.LSTM).
+    encoder.cell_width also projection/kernel [*stack, C, D], which maps the cells' output to the output and state (Sak
+    et al. 2014, section 2, without the non-recurrent projection; proj_size of torch.nn.LSTM).
 
     torch's second bias is added to the first. State and gates are float32, matmuls have the compute dtype.
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape = ()) -> None:
-        self.cell = CELLS[config.encoder]
-        width, cells = config.layer_width, config.cell_width or config.layer_width
+        encoder: Any = config.encoder
+        self.cell: Cell = encoder.cell
+        width, cells = config.layer_width, encoder.cell_width or config.layer_width
 
         def dense(name: str, inputs: int, outputs: Shape, bias: bool = False) -> Dense:
             return Dense(
@@ -69,16 +69,16 @@ class RecurrentLayer(nnx.Module):
 
         gates = (self.cell.gates, cells)
         self.input, self.recurrent = dense("input", width, gates, config.bias), dense("recurrent", width, gates)
-        self.projection = dense("projection", cells, (width,)) if config.cell_width else None
+        self.projection = dense("projection", cells, (width,)) if encoder.cell_width else None
         self.sizes = (width, *(cells,) * (self.cell.states - 1))  # of the state's vectors
-        self.bptt = config.bptt
+        self.bptt = encoder.bptt
 
     def __call__(
         self, hidden: Float[Array, "B T D"], starts: Bool[Array, "B T"], reverse: bool = False
     ) -> Float[Array, "B T D"]:
         """Returns the output at each position. The state is zero before a position where `starts` is true.
 
-        With `reverse`, positions are read from the last to the first. With model.bptt = K, no gradient of the state
+        With `reverse`, positions are read from the last to the first. With encoder.bptt = K, no gradient of the state
         crosses the borders before positions K, 2K, ... of the row, in either direction.
         """
         rows, length, _ = hidden.shape
@@ -153,7 +153,7 @@ class Encoder(nnx.Module):
     ) -> Encoded:
         """Returns the hidden states on these embeddings. Raises UserError if attention maps are requested."""
         if attention_maps:
-            raise UserError(f"a model with model.encoder={self.config.encoder} has no attention maps")
+            raise UserError(f"a model with model.encoder={self.config.encoder.kind} has no attention maps")
         return self.stack(hidden, sequence_ids, dropout_key, all_layers)
 
     def at_positions(
@@ -174,7 +174,7 @@ class RecurrentEncoder(Encoder):
     """A stack of L recurrent layers, stored as one layer [L, ...].
 
     Dropout applies to the outputs of every layer but the last, as in torch.nn.LSTM; Embeddings has its own. With
-    model.recurrent_residual, every layer but the lowest adds its input, after dropout, to its output (Peters et al.
+    encoder.residual, every layer but the lowest adds its input, after dropout, to its output (Peters et al.
     2018, section 3.4, and bilm/training.py of allenai/bilm-tf).
     """
 
@@ -187,6 +187,7 @@ class RecurrentEncoder(Encoder):
     def stack(self, hidden: Float[Array, "B T D"], sequence_ids: Int[Array, "B T"], key: Any, every: bool) -> Encoded:
         starts = jnp.pad(sequence_ids[:, 1:] != sequence_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
         depth, placement = self.config.layers, self.runtime.placement
+        encoder: Any = self.config.encoder
         seeds = None if key is None else row_seeds(key, (depth,), hidden.shape[0], placement)
         graph, params = nnx.split(self.layers)
 
@@ -195,7 +196,7 @@ class RecurrentEncoder(Encoder):
             # The embeddings below the lowest layer had their dropout already.
             dropped = jnp.where(lowest, below, dropout(below, self.config.dropout, seeds))
             above = nnx.merge(graph, gathered(own, self.runtime))(dropped, starts)
-            if self.config.recurrent_residual:
+            if encoder.residual:
                 above = jnp.where(lowest, above, above + dropped)
             return above, above if every else None
 
@@ -225,7 +226,7 @@ class WindowLayer(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
         self.window = Dense(
-            (config.window, config.width),
+            (config.encoder.window, config.width),  # type: ignore[attr-defined]
             (config.width,),
             deviation=config.initializer_range,
             runtime=runtime,
@@ -239,7 +240,7 @@ class WindowLayer(nnx.Module):
 
 
 class FeedForwardEncoder(Encoder):
-    """One hidden layer over the embeddings of a position and the n - 1 before it, n = model.window.
+    """One hidden layer over the embeddings of a position and the n - 1 before it, n = encoder.window.
 
     As in Bengio et al. 2003, section 2, without direct connections from the embeddings to the output. Positions before
     the start of a sequence count as vectors of zeros.
@@ -252,7 +253,8 @@ class FeedForwardEncoder(Encoder):
 
     def stack(self, hidden: Float[Array, "B T D"], sequence_ids: Int[Array, "B T"], key: Any, every: bool) -> Encoded:
         length, vectors = hidden.shape[1], []
-        for back in reversed(range(self.config.window)):
+        encoder: Any = self.config.encoder
+        for back in reversed(range(encoder.window)):
             earlier = jnp.pad(hidden, ((0, 0), (back, 0), (0, 0)))[:, :length]
             ids = jnp.pad(sequence_ids, ((0, 0), (back, 0)), constant_values=-1)[:, :length]
             vectors.append(jnp.where((ids == sequence_ids)[..., None], earlier, 0))  # zeros for another sequence
@@ -261,3 +263,92 @@ class FeedForwardEncoder(Encoder):
         layer = nnx.merge(graph, gathered(jax.tree.map(lambda leaf: leaf[0], stacked), self.runtime))
         last = self.runtime.rematerialized(layer)(jnp.stack(vectors, axis=2))
         return Encoded(last, hidden, last[None] if every else None)
+
+
+# The values of fields for attention, norms and positions in a model without them.
+WITHOUT_ATTENTION: dict[str, Any] = {
+    "causal": True,
+    "positions": "none",
+    "relative": "none",
+    "norm": "post",
+    "shared_layers": "none",
+    "gated": False,
+    "window": 0,
+}
+
+
+@dataclass(frozen=True)
+class RecurrentConfig(EncoderConfig):
+    """The options of all recurrent encoders."""
+
+    module = RecurrentEncoder
+    required = WITHOUT_ATTENTION
+    cell: ClassVar[Cell]
+    cell_width: ClassVar[int] = 0
+
+    bptt: int = option(
+        0, "no gradient of the state crosses a multiple of so many positions; 0: all cross", valid=at_least(0)
+    )
+    residual: bool = option(False, "all layers but the lowest add their input")
+
+    def check(self, model: ModelConfig) -> None:
+        if self.bptt > model.max_positions:
+            raise UserError(
+                f"model.encoder.bptt is {self.bptt}, longer than any row. Use at most model.max_positions, "
+                f"{model.max_positions}"
+            )
+
+    def check_rows(self, length: int, name: str) -> None:
+        if self.bptt > length:
+            raise UserError(
+                f"model.encoder.bptt is {self.bptt}, longer than the rows of {name}, {length}; use at most "
+                f"--config.model.encoder.bptt={length}, or 0 for gradients through whole sequences"
+            )
+
+    def computes_as(self, other: EncoderConfig) -> bool:
+        return isinstance(other, type(self)) and self == replace(other, bptt=self.bptt)
+
+    def layer_flops(self, model: ModelConfig) -> int:
+        """Each gate has a matmul with the input and one with the state."""
+        width, cells = model.layer_width, self.cell_width
+        return model.layers * (4 * self.cell.gates * width * (cells or width) + 2 * cells * width)
+
+
+@dataclass(frozen=True)
+class RNN(RecurrentConfig, kind="rnn"):
+    """Elman's network."""
+
+    cell = ELMAN
+
+
+@dataclass(frozen=True)
+class LSTM(RecurrentConfig, kind="lstm"):
+    """The LSTM, from left to right."""
+
+    cell = LONG_SHORT_TERM
+    cell_width: int = option(  # type: ignore[misc]
+        0, "cells, whose output is projected to the layers' width; 0: that width", valid=at_least(0)
+    )
+
+
+@dataclass(frozen=True)
+class BiLSTM(LSTM, kind="bilstm"):
+    """ELMo's two LSTMs, one in each direction."""
+
+    required = WITHOUT_ATTENTION | {"causal": False}
+    directions = 2
+    logits = ("forward_lm_logits", "backward_lm_logits")
+    objective = "bidirectional_lm"
+
+
+@dataclass(frozen=True)
+class FeedForward(EncoderConfig, kind="feed_forward"):
+    """One tanh layer over the last few tokens."""
+
+    module = FeedForwardEncoder
+    required = WITHOUT_ATTENTION | {"layers": 1}
+
+    window: int = option(4, "tokens that each position sees, itself included", valid=at_least(1))
+
+    def layer_flops(self, model: ModelConfig) -> int:
+        return 2 * self.window * model.width**2

@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from bert_jax.config import ENCODERS, ModelConfig
+from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.model import layers
 from bert_jax.model.dropout import DropoutKey, Seeds, row_seeds
@@ -36,7 +36,7 @@ class Bert(nnx.Module):
             return module(config, *arguments, runtime=runtime, key=child_key(key, name))
 
         self.embeddings = part(Embeddings, "embeddings")
-        self.encoder = part(ENCODERS[config.encoder].module or Encoder, "encoder")
+        self.encoder = part(config.encoder.module or Encoder, "encoder")
         # Heads are attributes, so that a parameter's path begins with its head's name.
         for name, (module, arguments) in chosen_heads(heads, config).items():
             setattr(self, name, part(module, name, *arguments))

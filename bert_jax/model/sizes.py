@@ -145,11 +145,10 @@ def with_options(model: ModelConfig, options: ModelOptions) -> ModelConfig:
 
 def without_effect(fields: Fields) -> dict[str, str]:
     """Maps the fields that change nothing in an architecture to the setting that they need."""
-    attends, rotary = fields["encoder"] == "transformer", fields["positions"] == "rotary"
-    windowed, some_global = attends and fields["window"] > 0, fields["global_every"] > 1
+    rotary, windowed, some_global = fields["positions"] == "rotary", fields["window"] > 0, fields["global_every"] > 1
     period = "model.global_every of 2 or more"
     needs = {
-        "window": (some_global or not attends, period),
+        "window": (some_global, period),
         "global_every": (windowed, "model.window"),
         "rotary_base": (rotary, "model.positions=rotary"),
         "rotary_base_local": (rotary and windowed and some_global, f"rotary positions, model.window and {period}"),
@@ -174,13 +173,4 @@ def check_positions(model: ModelConfig, length: int, name: str) -> None:
         raise UserError(
             f"the rows of {name} have {length} positions, but the model supports only {model.max_positions}; use "
             f"--config.model.max_positions={length}"
-        )
-
-
-def check_truncation(model: ModelConfig, length: int, name: str) -> None:
-    """Raises UserError if the rows of the training shards `name`, of `length` positions, are shorter than bptt."""
-    if model.bptt > length:
-        raise UserError(
-            f"model.bptt is {model.bptt}, longer than the rows of {name}, {length}; use at most "
-            f"--config.model.bptt={length}, or 0 for gradients through whole sequences"
         )

@@ -123,7 +123,7 @@ class AbstractStep:
             name, rows.labelled, "span" if getattr(config.objective, "span_boundary", False) else "token"
         )
         sizes.check_positions(model, rows.seq_len, traits.name)
-        sizes.check_truncation(model, rows.seq_len, traits.name)
+        model.encoder.check_rows(rows.seq_len, traits.name)
         if config.distill.teacher:
             raise UserError(
                 "config.distill.teacher is set, but a plan does not count the work of a teacher. Leave it out "

@@ -8,7 +8,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from bert_jax.config import Phases, PretrainConfig
+from bert_jax.config import Phases, PretrainConfig, to_dict
 from bert_jax.data.phases import later_phases
 from bert_jax.data.schedules import batch_schedule, batch_segments
 from bert_jax.model.attention.layer import kernels
@@ -126,7 +126,7 @@ class Estimate:
             "hours": run.hours,
             "device_hours": _times(run.hours, len(topology.devices)),
             "attention": self.kernels,
-            "model": dataclasses.asdict(step.model),
+            "model": to_dict(step.model),
             "rows": dataclasses.asdict(step.rows),
             "batch_size": step.config.batch_size,
             "microbatches": step.config.microbatches,

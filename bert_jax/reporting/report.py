@@ -71,7 +71,7 @@ def report(workdir: str | PurePath, examples: int | None = None) -> Location:
         results.append(Section("Curves by seed", [Charts(runs.seed_charts(logs, run.loss_unit))], note))
     effort = [Tile(value, name) for name, value in run.effort().items() if value != runs.NONE]
     model = run.config.model
-    encoder = ("causal " if model.causal else "") + model.encoder.replace("_", "-")
+    encoder = ("causal " if model.causal else "") + model.encoder.kind.replace("_", "-")
     unfinished = f"Not finished: there is no result.json yet. The log up to step {run.lines[-1]['step']:,} is shown."
     document = Document(
         title=absolute(run.workdir).name,

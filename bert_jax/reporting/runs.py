@@ -7,11 +7,12 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from bert_jax.config import to_dict
 from bert_jax.errors import UserError
 from bert_jax.reporting.document import (
     Chart,
@@ -130,7 +131,7 @@ class RecordedRun:
         groups = {f"config.{name}": values for name, values in groups.items()}
         heads = {f"head {name}": value for name, value in self.config.heads.to_json().items()}
         return {
-            "model": {**asdict(self.config.model), **heads},
+            "model": {**to_dict(self.config.model), **heads},
             "task": dict(self.config.task or {}),
             "config": training,
             **groups,

@@ -51,8 +51,10 @@ def _check_reinitialized(config: FinetuneConfig, model: ModelConfig) -> None:
         return
     if not config.init_from:
         raise UserError(f"reinit_layers is {layers}, but init_from is not set, so all layers are random. Omit it")
-    if model.encoder != "transformer" or model.shared_layers != "none":
-        what = "whose layers share parameters" if model.encoder == "transformer" else f"of kind {model.encoder}"
+    if model.encoder.kind != "transformer" or model.shared_layers != "none":
+        what = (
+            "whose layers share parameters" if model.encoder.kind == "transformer" else f"of kind {model.encoder.kind}"
+        )
         raise UserError(f"reinit_layers is {layers}, but init_from is a model {what}. Omit it")
     if not 0 < layers < model.layers:
         raise UserError(f"reinit_layers is {layers}; use 1 to {model.layers - 1} of the model's {model.layers} layers")

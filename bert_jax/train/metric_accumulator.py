@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.config import ENCODERS, ModelConfig, TrainConfig
+from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.heads.tokens import SPAN_PLACE_WIDTH, generator_config
@@ -235,8 +235,8 @@ def training_flops(
         of_generator = training_flops(generator_config(model, heads.generator), rows, length, predictions)
         return of_generator + 3.0 * classified + training_flops(model, rows, length, 0)
     width, positions = model.layer_width, rows * length * model.directions
-    if count := ENCODERS[model.encoder].layer_flops:
-        layers = positions * count(model)
+    if (flops := model.encoder.layer_flops(model)) is not None:
+        layers = positions * flops
     else:
         attended = [
             length if model.is_global(layer) else min(length, 2 * model.window + 1) for layer in range(model.layers)

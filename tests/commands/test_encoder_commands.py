@@ -15,6 +15,7 @@ from random_checkpoints import random_checkpoint
 from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, ModelConfig, TaskConfig
 from bert_jax.interop import export, stablehlo
 from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.lineage import FeedForward
 from bert_jax.model import layers
 from bert_jax.model.bert import bind
 from bert_jax.model.heads.config import Heads
@@ -24,7 +25,7 @@ from bert_jax.tasks.features import FeatureOptions, features
 from bert_jax.tasks.finetuning import finetune
 from bert_jax.tasks.prediction import predict
 
-WINDOWED = {"encoder": "feed_forward", "layers": 1, "window": 3}
+WINDOWED = {"encoder": FeedForward(window=3), "layers": 1}
 CONFIGS: dict[str, ModelConfig] = {
     "rnn": dataclasses.replace(FAMILIES["rnn"], layers=2),
     "lstm": dataclasses.replace(FAMILIES["lstm"], layers=2),
@@ -53,7 +54,7 @@ def test_stablehlo_programs_equal_the_model(loaded: LoadedModel, tmp_path: Path,
     model = bind(loaded.model, loaded.heads, layers.unflatten(dict(loaded.params)), SCAN)
     last = model.encode(batch).last
     parts, names = [last], ["lm_logits"]
-    if loaded.model.encoder == "bilstm":
+    if loaded.model.encoder.kind == "bilstm":
         parts, names = np.split(np.asarray(last), 2, axis=-1), ["forward_lm_logits", "backward_lm_logits"]
     wanted = {name: vocabulary_logits(model, jax.numpy.asarray(part)) for name, part in zip(names, parts, strict=True)}
     wanted = {name: np.asarray(value)[..., : loaded.model.vocab_size] for name, value in wanted.items()}

@@ -17,6 +17,7 @@ from bert_jax.data.schedules import mask_rates
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.interop import export
+from bert_jax.lineage import LSTM
 from bert_jax.planning.compile import AbstractStep, Memory, RowSpec, bytes_per_device, with_architecture
 from bert_jax.planning.estimate import Estimate, StepTime, document, notes, run_length
 from bert_jax.planning.program import Collective, Flops, count_flops
@@ -264,9 +265,9 @@ def test_a_plan_of_the_architecture_of_a_checkpoint(step, tmp_path):
     [
         ({}, 1024, "the rows of the shards have 1024 positions, .* use --config.model.max_positions=1024"),
         (
-            {"model": ModelOptions(preset="lstm_medium", bptt=35)},
+            {"model": ModelOptions(preset="lstm_medium", encoder=LSTM(bptt=35))},
             20,
-            "model.bptt is 35, longer than the rows of the shards, 20",
+            "model.encoder.bptt is 35, longer than the rows of the shards, 20",
         ),
         (
             {"optimizer": AdamW(rates={".*": 0.0})},

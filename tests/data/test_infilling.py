@@ -36,13 +36,13 @@ from masking_reference import (
 )
 from scipy import stats
 
-import bert_jax.lineage  # noqa: F401 (adds its encoders)
 from bert_jax.config import ModelConfig, ObjectiveConfig, PretrainConfig
 from bert_jax.data.loader import DatasetLoader
 from bert_jax.data.masking.rule import MaskingRule, ReplacementShares
 from bert_jax.data.masking.selection import RunLengths
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
+from bert_jax.lineage import BiLSTM
 from bert_jax.train.objectives.pretraining import ShardTraits, pretraining_objective
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
@@ -247,7 +247,7 @@ def test_shards_verify_and_their_batches_are_shorter(corpus: Path, vocab_dir: Pa
 def test_objectives_that_need_the_text_refuse_infilled_shards(objective: str, tiny_config: ModelConfig) -> None:
     model = dataclasses.replace(tiny_config, causal=objective == "causal")
     if objective == "bidirectional_lm":
-        model = dataclasses.replace(tiny_config, encoder="bilstm", positions="none")
+        model = dataclasses.replace(tiny_config, encoder=BiLSTM(), positions="none")
     traits = [ShardTraits("shards/infilled", False, "infill")]
     with pytest.raises(UserError, match=f"objective={objective} needs every token of a text, but batches of shards/"):
         pretraining_objective(PretrainConfig(objective=ObjectiveConfig.kinds[objective]()), model, traits)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from tiny_batches import lay, random_sequence
 
-import bert_jax.lineage  # noqa: F401 (adds its encoders)
 from bert_jax.config import ModelConfig
 from bert_jax.data.example import Batch
+from bert_jax.lineage import LSTM, RNN, BiLSTM
 from bert_jax.model import layers
 from bert_jax.model.bert import bind, init_params
 from bert_jax.model.heads.config import Heads
@@ -60,10 +60,9 @@ CHANGES: dict[str, dict[str, Any]] = {
         "segment_types": 0,
         "causal": True,
     },
-    "rnn": RECURRENT | {"encoder": "rnn"},
-    "bilstm": RECURRENT
-    | {"encoder": "bilstm", "causal": False, "embedding_width": 5, "cell_width": 7, "recurrent_residual": True},
-    "lstm": RECURRENT | {"encoder": "lstm", "tied_output": False, "embedding_width": 7},
+    "rnn": RECURRENT | {"encoder": RNN()},
+    "bilstm": RECURRENT | {"encoder": BiLSTM(cell_width=7, residual=True), "causal": False, "embedding_width": 5},
+    "lstm": RECURRENT | {"encoder": LSTM(), "tied_output": False, "embedding_width": 7},
 }
 FAMILIES = {name: dataclasses.replace(BERT, **changes) for name, changes in CHANGES.items()}
 

@@ -14,7 +14,7 @@ import safetensors.numpy
 from random_checkpoints import assert_same_tensors, write_vocabulary
 from tokenizer_kinds import byte_pairs, make
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import ModelConfig, load
 from bert_jax.data.example import Batch
 from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.loaded_model import LoadedModel
@@ -70,7 +70,7 @@ def open_golden(name: str, folder: Path) -> Golden:
 def open_encoder(name: str, heads: Heads, folder: Path) -> Golden:
     """Opens a model whose file has bert_jax's parameter paths and an unpadded vocabulary."""
     arrays = read_arrays(name)
-    model = ModelConfig(**json.loads(str(arrays["config"])))
+    model = load(ModelConfig, json.loads(str(arrays["config"])), "model")
     params = _under("weights", arrays)
     missing = padded_vocabulary(model.vocab_size) - model.vocab_size
     for path in VOCABULARY_PATHS.intersection(params):

@@ -67,7 +67,7 @@ def next_tokens(*overrides: str, steps: int = 300) -> Case:
     return Case(SINGLE, terms=("lm",), overrides=("--config.model.causal=true", *overrides), steps=steps)
 
 
-RECURRENT = ("--config.model.positions=none", "--config.model.bptt=32")
+RECURRENT = ("--config.model.positions=none", "--config.model.encoder.bptt=32")
 CASES = {
     "tokens": masked(),
     "words": masked(mask_unit="word"),
@@ -87,13 +87,11 @@ CASES = {
     "tokens after next tokens": masked("--config.objective=phases", "--config.objective.phases={0: causal, 100: mlm}"),
     "next tokens": next_tokens(),
     "next tokens by an LSTM": next_tokens("--config.model.encoder=lstm", *RECURRENT, steps=150),
-    "next tokens from a window": next_tokens(
-        "--config.model.encoder=feed_forward", "--config.model.window=4", "--config.model.positions=none"
-    ),
+    "next tokens from a window": next_tokens("--config.model.encoder=feed_forward", "--config.model.positions=none"),
     "next and previous tokens": Case(
         SINGLE,
         terms=("forward_lm", "backward_lm"),
-        overrides=("--config.model.encoder=bilstm", "--config.model.recurrent_residual=true", *RECURRENT),
+        overrides=("--config.model.encoder=bilstm", "--config.model.encoder.residual=true", *RECURRENT),
     ),
     "next sentences": Case({"objective": "nsp"}, "alphabets", ("mlm", "nsp")),
     "order of sentences": Case({"objective": "sop"}, "alphabets", ("mlm", "nsp")),

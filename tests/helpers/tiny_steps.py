@@ -13,7 +13,7 @@ from tiny_batches import lay, random_sequence
 from bert_jax.config import AdamW, LinearSchedule, MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.data.example import Batch
 from bert_jax.data.schedules import StepSchedule
-from bert_jax.lineage import BidirectionalLMObjective
+from bert_jax.lineage import BidirectionalLMObjective, FeedForward
 from bert_jax.model import bert, layers
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import optim, sharding
@@ -101,9 +101,9 @@ def plan_of(
     base = {"electra": "bert", "diffusion": "bert", "causal phase": "bert", "feed_forward": "rnn"}.get(family, family)
     model = dataclasses.replace(FAMILIES[base], **CHANGES)
     if family == "feed_forward":
-        model = dataclasses.replace(model, encoder=family, layers=1, window=3)
+        model = dataclasses.replace(model, encoder=FeedForward(window=3), layers=1)
     if family == "bilstm":
-        model = dataclasses.replace(model, cell_width=24)
+        model = dataclasses.replace(model, encoder=dataclasses.replace(model.encoder, cell_width=24))
     if family in ("albert", "bilstm", "electra", "lstm"):
         model = dataclasses.replace(model, embedding_width=8)
     objective = CausalLMObjective() if model.causal else MaskedLMObjective()

@@ -17,7 +17,7 @@ from bert_jax.interop import export, huggingface_export
 from bert_jax.interop.family import ARCHITECTURE_FIELDS
 from bert_jax.interop.initial import initial_params, open_initial
 from bert_jax.interop.open_checkpoint import open_checkpoint, read_params
-from bert_jax.lineage import WITHOUT_ATTENTION
+from bert_jax.lineage import LSTM, WITHOUT_ATTENTION
 from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads.config import Heads, SpanHeads
@@ -163,14 +163,16 @@ def test_a_head_for_other_relations_between_the_same_spans_is_initialized(tmp_pa
 
 @pytest.mark.parametrize("field", ARCHITECTURE_FIELDS)
 def test_another_architecture_names_the_field(loaded, field):
-    if field in ("encoder", "cell_width", "recurrent_residual"):  # a transformer has only one value of the last two
-        recurrent = dataclasses.replace(loaded.model, encoder="lstm", **WITHOUT_ATTENTION)
+    if field == "encoder":
+        recurrent = dataclasses.replace(loaded.model, encoder=LSTM(), **WITHOUT_ATTENTION)
         loaded = dataclasses.replace(loaded, model=recurrent)
+        truncated = dataclasses.replace(recurrent, encoder=LSTM(bptt=4))  # which has the same parameters
+        initial_params(loaded, truncated, PRETRAINING, loaded.vocabulary)
     now = getattr(loaded.model, field)
-    [known] = [item.metadata["choices"] for item in dataclasses.fields(ModelConfig) if item.name == field]
-    odd = {"width": 24, "heads": 5, "layer_norm_epsilon": 1e-5}
+    [known] = [item.metadata.get("choices", ()) for item in dataclasses.fields(ModelConfig) if item.name == field]
+    odd = {"width": 24, "heads": 5, "layer_norm_epsilon": 1e-5, "encoder": LSTM(residual=True)}
     others = [value for value in known if value not in (now, "transformer")]
-    change = others[0] if others else odd.get(field, not now if isinstance(now, bool) else now + 1)
+    change = others[0] if others else odd[field] if field in odd else not now if isinstance(now, bool) else now + 1
     wanted = dataclasses.replace(loaded.model, **{field: change})
     with pytest.raises(UserError, match=f"another architecture: {field} is .*, but the configuration has"):
         initial_params(loaded, wanted, PRETRAINING, loaded.vocabulary)

@@ -74,7 +74,7 @@ def outputs_of_the_model(loaded, inputs):
             found["pooled"] = pooled[:, 0]
         if loaded.heads.mlm or loaded.heads.lm:
             names = ["mlm_logits" if loaded.heads.mlm else "lm_logits"]
-            if loaded.model.encoder == "bilstm":
+            if loaded.model.encoder.kind == "bilstm":
                 names = ["forward_lm_logits", "backward_lm_logits"]
             for name, half in zip(names, jax.numpy.split(last, len(names), axis=-1), strict=True):
                 found[name] = vocabulary_logits(model, half)[..., : loaded.model.vocab_size]
@@ -257,7 +257,7 @@ def test_programs_of_crfs_and_spans_equal_the_model(tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_programs_of_every_family_equal_the_model(tmp_path, family):
     config = FAMILIES[family]
-    language_model = config.causal or config.encoder == "bilstm"
+    language_model = config.causal or config.encoder.kind == "bilstm"
     heads = Heads(mlm=not language_model, lm=language_model, pooler=True, next_sentence=True, tags=4, question=True)
     loaded = random_checkpoint(tmp_path / "vocabulary", config, heads)
     stablehlo.write(loaded, tmp_path / "out")

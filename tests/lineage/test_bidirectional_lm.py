@@ -94,8 +94,8 @@ def test_no_direction_sees_what_it_predicts():
         ("bilstm", PretrainConfig(objective=Diffusion()), r"objective is diffusion, but the directions"),
         ("bilstm", PretrainConfig(objective=CausalLM()), r"objective is causal, but the model is bidirectional"),
         ("bilstm", PretrainConfig(data=PretrainDataConfig(mask_rate=0.2)), r"none of them is masked; leave out"),
-        ("bert", PretrainConfig(objective=BidirectionalLM()), r"encoder=transformer has no second direction; use"),
-        ("lstm", PretrainConfig(objective=BidirectionalLM()), r"encoder=lstm has no second direction; use"),
+        ("bert", PretrainConfig(objective=BidirectionalLM()), r"encoder=transformer has no second direction. Use"),
+        ("lstm", PretrainConfig(objective=BidirectionalLM()), r"encoder=lstm has no second direction. Use"),
     ],
 )
 def test_an_objective_that_does_not_fit_is_refused(family, config, message):

@@ -10,6 +10,7 @@ from families import FAMILIES, random_params
 from golden import SCAN, UNROLLED
 from tiny_batches import lay, random_sequence
 
+from bert_jax.lineage import FeedForward
 from bert_jax.model import layers
 from bert_jax.model.bert import bind
 from bert_jax.model.heads.config import Heads
@@ -18,7 +19,7 @@ from bert_jax.train.metric_accumulator import training_flops
 from bert_jax.train.objectives import CausalLMObjective
 
 LM = Heads(lm=True)
-CONFIG = dataclasses.replace(FAMILIES["rnn"], encoder="feed_forward", layers=1, window=3, tied_output=False)
+CONFIG = dataclasses.replace(FAMILIES["rnn"], encoder=FeedForward(window=3), layers=1, tied_output=False)
 SEQUENCES = [random_sequence(length, 61, seed) for seed, length in enumerate((9, 6, 8, 2))]
 PACKED = jax.tree.map(jnp.asarray, lay([SEQUENCES[:3], SEQUENCES[3:]], slots=25, predictions=6))
 SEPARATE = jax.tree.map(jnp.asarray, lay([[sequence] for sequence in SEQUENCES], slots=11, predictions=2))
@@ -43,7 +44,7 @@ def test_the_model_is_the_formula_of_the_paper(runtime):
         for position in range(len(sequence.ids)):
             concatenated = [
                 vectors[position - back] if position >= back else np.zeros(CONFIG.width)
-                for back in reversed(range(CONFIG.window))
+                for back in reversed(range(CONFIG.encoder.window))
             ]
             hidden = np.tanh(bias + np.concatenate(concatenated) @ kernel.reshape(-1, CONFIG.width))
             np.testing.assert_allclose(encoded.last[row, position], hidden, atol=1e-5)
@@ -68,5 +69,5 @@ def test_packed_rows_equal_padded_ones():
 
 
 def test_flops_are_three_times_those_of_the_formula():
-    wanted = 2 * CONFIG.window * CONFIG.width**2 + 2 * CONFIG.width * 128  # 61 tokens are padded to 128
+    wanted = 2 * CONFIG.encoder.window * CONFIG.width**2 + 2 * CONFIG.width * 128  # 61 tokens are padded to 128
     assert training_flops(CONFIG, rows=3, length=20, predictions=4) == 3 * 60 * wanted

@@ -28,10 +28,11 @@ from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, ROOT, TINY
 
 from bert_jax.commands import evaluate, pretrain, report
+from bert_jax.config import EncoderConfig, PretrainConfig, from_flags
 from bert_jax.errors import UserError
 from bert_jax.interop import export
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.lineage.encoders import CELLS
+from bert_jax.lineage import LSTM, FeedForward
 from bert_jax.model import layers
 from bert_jax.model.attention.layer import kernels
 from bert_jax.model.bert import bind
@@ -50,15 +51,15 @@ def test_the_core_trains_without_these_encoders_and_opening_a_checkpoint_adds_th
 import sys
 import bert_jax.train.loop
 from bert_jax.errors import UserError
-from bert_jax.config import ModelConfig
+from bert_jax.config import ModelConfig, load
 sizes = dict(vocab_size=61, layers=1, width=8, heads=1, feed_forward=1, causal=True, positions="none")
 try:
-    ModelConfig(**sizes, encoder="lstm")
+    load(ModelConfig, sizes | {"encoder": "lstm"}, "model")
 except UserError as error:
     assert str(error) == "unknown model.encoder 'lstm'; choose from transformer", error
 assert "bert_jax.lineage" not in sys.modules
 import bert_jax.interop.open_checkpoint
-print(ModelConfig(**sizes, encoder="lstm").encoder)
+print(load(ModelConfig, sizes | {"encoder": "lstm"}, "model").encoder.kind)
 """
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True).stdout == b"lstm\n"
 
@@ -112,7 +113,7 @@ def encoder_outputs(config, params, hidden, bptt: int):
 
 def stack_outputs(config, stack, hidden, cut: list[bool]):
     """The outputs of the layers of one direction, with states detached before the positions where `cut` is true."""
-    cell, (rows, length, width) = CELLS[config.encoder], hidden.shape
+    cell, (rows, length, width) = config.encoder.cell, hidden.shape
     for layer in range(config.layers):
         own = {path: value[layer] for path, value in layers.flatten(stack).items()}
         state = (jnp.zeros((rows, width)),) * cell.states
@@ -128,10 +129,13 @@ def stack_outputs(config, stack, hidden, cut: list[bool]):
     return hidden
 
 
-@pytest.mark.parametrize("encoder", [pytest.param(name, marks=[pytest.mark.slow] * ("lstm" in name)) for name in CELLS])
+@pytest.mark.parametrize(
+    "encoder", ["rnn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lstm", "bilstm"))]
+)
 def test_truncated_gradients_equal_those_of_pieces_with_detached_states(encoder):
     length, bptt = 11, 4
-    config = dataclasses.replace(FAMILIES[encoder], bptt=bptt, cell_width=0, recurrent_residual=False)
+    kind = EncoderConfig.kinds[encoder]
+    config = dataclasses.replace(FAMILIES[encoder], encoder=kind(bptt=bptt))
     params = random_params(config, LM)
     hidden = jax.random.normal(jax.random.key(1), (2, length, config.width))
     weights = jax.random.normal(jax.random.key(2), hidden.shape)
@@ -151,7 +155,7 @@ def test_truncated_gradients_equal_those_of_pieces_with_detached_states(encoder)
     wanted, wanted_hidden = jax.jit(jax.grad(by_hand, argnums=(0, 1)))(params, hidden)
     np.testing.assert_allclose(got_hidden, wanted_hidden, atol=1e-5)
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), got, wanted)
-    whole, whole_hidden = truncated(dataclasses.replace(config, bptt=0))
+    whole, whole_hidden = truncated(dataclasses.replace(config, encoder=kind()))
     assert np.abs(whole_hidden - got_hidden).max() > 1e-3
     for path, cut in layers.flatten(got).items():
         if path.endswith("recurrent/kernel"):
@@ -182,11 +186,11 @@ def test_dropout_and_residual_connections_are_between_layers(encoder, runtime):
     np.testing.assert_allclose(got.layers[0], first, atol=1e-5)
     dropped = dropout(first, 0.4, row_seeds(key, (2,), 3)[1])
     assert 0.2 < (np.asarray(dropped) == 0).mean() < 0.6
-    residual = dropped if config.recurrent_residual else 0
+    residual = dropped if config.encoder.residual else 0
     np.testing.assert_allclose(got.last, layer(1, dropped) + residual, atol=1e-5)
 
 
-FEED_FORWARD = dataclasses.replace(FAMILIES["rnn"], encoder="feed_forward", layers=1, window=3, tied_output=False)
+FEED_FORWARD = dataclasses.replace(FAMILIES["rnn"], encoder=FeedForward(window=3), layers=1, tied_output=False)
 
 
 @pytest.mark.parametrize(
@@ -197,21 +201,16 @@ FEED_FORWARD = dataclasses.replace(FAMILIES["rnn"], encoder="feed_forward", laye
         ("lstm", {"window": 3}, r"does not support model\.window=3. Use --config\.model\.window=0"),
         ("lstm", {"norm": "pre"}, r"does not support model\.norm=pre"),
         ("lstm", {"shared_layers": "all"}, r"does not support model\.shared_layers=all"),
-        ("lstm", {"cell_width": 3, "encoder": "rnn"}, r"encoder=rnn does not support model\.cell_width=3. Use .*=0"),
-        ("lstm", {"bptt": 33}, r"model\.bptt is 33, longer than any row. Use at most model\.max_positions, 32"),
-        ("lstm", {"encoder": "gru"}, r"unknown model\.encoder 'gru'; choose from transformer, rnn, lstm, bilstm"),
-        ("gpt", {"bptt": 4}, r"model\.encoder=transformer does not support model\.bptt=4"),
+        (
+            "lstm",
+            {"encoder": LSTM(bptt=33)},
+            r"bptt is 33, longer than any row. .* model.max_positions, 32",
+        ),
         ("bilstm", {"causal": True}, r"encoder=bilstm does not support model\.causal=True. Use .*\.causal=false"),
         ("bilstm", {"width": 13, "heads": 1}, r"width is 13, but .*encoder=bilstm gives each direction half of it"),
         ("bilstm", {"norm": "pre"}, r"encoder=bilstm does not support model\.norm=pre"),
-        (
-            "bilstm",
-            {"encoder": "transformer", "cell_width": 0},
-            r"support model\.recurrent_residual=True. Use .*=false",
-        ),
-        ("feed_forward", {"window": 0}, r"encoder=feed_forward needs a window: set --config\.model\.window"),
+        ("feed_forward", {"window": 3}, r"does not support model\.window=3. Use --config\.model\.window=0"),
         ("feed_forward", {"layers": 2}, r"does not support model\.layers=2. Use --config\.model\.layers=1"),
-        ("feed_forward", {"bptt": 2}, r"does not support model\.bptt=2. Use --config\.model\.bptt=0"),
         ("feed_forward", {"causal": False}, r"does not support model\.causal=False. Use .*\.causal=true"),
     ],
 )
@@ -220,10 +219,27 @@ def test_a_combination_that_makes_no_sense_is_refused(config, changes, message):
         dataclasses.replace(FAMILIES.get(config, FEED_FORWARD), **changes)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("encoder=gru",), r"unknown config\.model\.encoder 'gru'; choose from bilstm, feed_forward, lstm, rnn"),
+        (("encoder.bptt=4",), r"model\.encoder=transformer does not have it. Set --config\.model\.encoder=rnn or lstm"),
+        (("encoder=rnn", "encoder.cell_width=3"), r"encoder=rnn does not have it. Set .*=lstm or bilstm"),
+        (
+            ("encoder=feed_forward", "encoder.window=0"),
+            r"encoder\.window is 0. Use a finite number of at least 1",
+        ),
+    ],
+)
+def test_options_of_another_kind_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        from_flags(PretrainConfig, RECIPE, [f"--config.model.{option}" for option in options])
+
+
 @pytest.mark.parametrize("config", [FAMILIES["rnn"], FEED_FORWARD], ids=["rnn", "feed_forward"])
 def test_attention_maps_are_refused(config):
     batch = jax.tree.map(jnp.asarray, lay([[random_sequence(9, config.vocab_size, 1)]], 9, 2))
-    with pytest.raises(UserError, match=rf"model\.encoder={config.encoder} has no attention maps"):
+    with pytest.raises(UserError, match=rf"model\.encoder={config.encoder.kind} has no attention maps"):
         bind(config, LM, random_params(config, LM), SCAN).encode(batch, attention_maps=True)
 
 
@@ -233,8 +249,9 @@ def test_an_attention_kernel_is_refused():
         kernels(FAMILIES["lstm"], dataclasses.replace(SCAN, attention="einsum"), 100)
 
 
-LSTM = ("encoder=lstm", "causal=true", "positions=none", "segment_types=0", "embedding_norm=false", "layers=2")
-ELMO = ("encoder=bilstm", "positions=none", "layers=2", "bptt=20", "recurrent_residual=true", "cell_width=24")
+ONE_WAY = ("encoder=lstm", "causal=true", "positions=none", "segment_types=0", "embedding_norm=false", "layers=2")
+ELMO = ("encoder=bilstm", "positions=none", "layers=2", "encoder.bptt=20")
+ELMO += ("encoder.residual=true", "encoder.cell_width=24")
 
 
 def train(shards_dir, workdir, model: tuple[str, ...], *options: str) -> None:
@@ -247,7 +264,7 @@ def train(shards_dir, workdir, model: tuple[str, ...], *options: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoder", "model"),
-    [("lstm", (*LSTM, "bptt=20")), ("bilstm", (*ELMO, "layer_loop=scan")), ("feed_forward", ())],
+    [("lstm", (*ONE_WAY, "encoder.bptt=20")), ("bilstm", (*ELMO, "layer_loop=scan")), ("feed_forward", ())],
     ids=["lstm", "bilstm", "feed_forward"],
 )
 def test_a_run_resumes_bit_for_bit_and_the_commands_open_it(shards_dir, tmp_path, capsys, encoder, model):
@@ -267,8 +284,11 @@ def test_a_run_resumes_bit_for_bit_and_the_commands_open_it(shards_dir, tmp_path
     assert metrics["loss"] == pytest.approx(sum(metrics[f"{term}_loss"] for term in terms), rel=1e-5)
     export.export(tmp_path / "straight", tmp_path / "orbax", "orbax")
     again = open_checkpoint(tmp_path / "orbax").model
-    assert (again, again.encoder, again.bptt) == (straight.model, encoder, 20 if model else 0)
-    with pytest.raises(UserError, match=rf"no Hugging Face format holds this architecture.*encoder='{encoder}'"):
+    assert (again, again.encoder.kind) == (straight.model, encoder)
+    assert getattr(again.encoder, "bptt", 0) == (20 if model else 0)
+    with pytest.raises(
+        UserError, match=rf"no Hugging Face format holds this architecture.*encoder={type(again.encoder).__name__}"
+    ):
         export.export(tmp_path / "straight", tmp_path / "hf", "hf")
     if encoder != "bilstm":
         return
@@ -285,5 +305,5 @@ def test_a_run_resumes_bit_for_bit_and_the_commands_open_it(shards_dir, tmp_path
 
 
 def test_truncation_longer_than_the_rows_of_the_shards_is_refused(shards_dir, tmp_path):
-    with pytest.raises(UserError, match=r"model\.bptt is 500, longer than the rows of .*, \d+; use at most"):
-        train(shards_dir, tmp_path / "run", (*LSTM, "bptt=500"))
+    with pytest.raises(UserError, match=r"model\.encoder\.bptt is 500, longer than the rows of .*, \d+; use at most"):
+        train(shards_dir, tmp_path / "run", (*ONE_WAY, "encoder.bptt=500"))

@@ -240,7 +240,7 @@ MODELS += [
     (kernel, family, packed)
     for kernel, packed in (("splash", True), ("cudnn", True), ("cudnn", False))
     for family, model in FAMILIES.items()
-    if model.relative == "none" and model.encoder == "transformer" and (packed or family in ("bert", "modernbert"))
+    if model.relative == "none" and model.encoder.kind == "transformer" and (packed or family in ("bert", "modernbert"))
 ]
 
 

@@ -36,7 +36,7 @@ def outputs(model: ModelConfig, params: dict[str, np.ndarray], key: Any = None) 
     return np.asarray(OBJECTIVE.outputs(bound, jax.tree.map(jnp.asarray, batch_of("classification")), key))
 
 
-LAYERED = [name for name, model in FAMILIES.items() if model.encoder == "transformer"]
+LAYERED = [name for name, model in FAMILIES.items() if model.encoder.kind == "transformer"]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import bert_jax.lineage  # noqa: F401 (adds its encoders)
 from bert_jax.config import ModelConfig, ModelOptions
 from bert_jax.config.model import RELATIVE
 from bert_jax.errors import UserError
+from bert_jax.lineage import FeedForward
 from bert_jax.model import sizes
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads.config import Heads
@@ -197,7 +198,7 @@ def test_fields_with_an_effect_and_those_that_the_preset_sets_are_kept():
         ("modernbert_base", {"rotary_base_local": 500.0}),
         ("modernbert_base", {"window": 0}),  # the preset's global_every has no effect, but is not the recipe's
         ("roberta_base", {"positions": "rotary", "rotary_base": 500.0}),
-        ("feed_forward_lm", {"window": 5}),
+        ("feed_forward_lm", {"encoder": FeedForward(window=5)}),
     ):
         model = sizes.model_config(ModelOptions(preset=preset, **given), 100)
         assert {name: getattr(model, name) for name in given} == given

@@ -19,7 +19,7 @@ from bert_jax.data.example import Batch
 from bert_jax.data.loader import DatasetLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
-from bert_jax.lineage import WITHOUT_ATTENTION
+from bert_jax.lineage import WITHOUT_ATTENTION, FeedForward
 from bert_jax.model import bert, layers
 from bert_jax.model.heads.config import Heads
 from bert_jax.reporting import report, runs
@@ -134,7 +134,7 @@ def test_the_unigram_baseline_knows_the_training_rows_of_the_run_and_none_of_dat
     [
         ({}, "transformer"),
         ({"causal": True}, "causal transformer"),
-        ({"encoder": "feed_forward", "layers": 1, "window": 4, **WITHOUT_ATTENTION}, "causal feed-forward"),
+        ({"encoder": FeedForward(), "layers": 1, **WITHOUT_ATTENTION}, "causal feed-forward"),
     ],
 )
 def test_the_first_line_names_the_kind_of_the_encoder(tmp_path: Path, changes: dict[str, Any], shown: str) -> None:

@@ -22,7 +22,7 @@ import torch
 RNN = {"encoder": "rnn", "vocab_size": 43, "layers": 2, "width": 11, "tied_output": True}
 LSTM = {"encoder": "lstm", "vocab_size": 53, "layers": 3, "width": 13, "tied_output": False}
 BILSTM = {"encoder": "bilstm", "vocab_size": 43, "layers": 2, "width": 14, "tied_output": True, "causal": False}
-ELMO = BILSTM | {"tied_output": False, "cell_width": 9, "recurrent_residual": True}
+ELMO = BILSTM | {"tied_output": False, "cell_width": 9, "residual": True}
 COMMON = {
     "heads": 1,
     "feed_forward": 1,
@@ -126,7 +126,10 @@ def save(
     arrays |= {f"outputs/{name}": value.detach().numpy() for name, value in outputs.items()}
     arrays |= {"inputs/input_ids": ids.numpy(), "inputs/attention_mask": mask.numpy()}
     arrays |= {"inputs/labels": np.full(ids.shape, -100)}
-    texts = {"config": json.dumps(config, sort_keys=True), "versions": json.dumps({"torch": torch.__version__})}
+    own = {key: config[key] for key in ("cell_width", "residual") if key in config}
+    stored = {key: value for key, value in config.items() if key not in own}
+    stored["encoder"] = {"kind": config["encoder"]} | own
+    texts = {"config": json.dumps(stored, sort_keys=True), "versions": json.dumps({"torch": torch.__version__})}
     np.savez_compressed(path, **arrays, **{name: np.array(text) for name, text in texts.items()})
     print(f"{path}: {path.stat().st_size} bytes, {len(arrays)} arrays")
 
@@ -173,8 +176,8 @@ def layers_of(stack: torch.nn.LSTM, embedded: torch.Tensor, config: dict) -> lis
         one = torch.nn.LSTM(stack.input_size, stack.hidden_size, 1, batch_first=True, proj_size=stack.proj_size)
         own = {name: getattr(stack, f"{name}_l{layer}") for name in one_names(one)}
         above = torch.func.functional_call(one, {f"{name}_l0": value for name, value in own.items()}, (states[-1],))[0]
-        states.append(above + states[-1] if config.get("recurrent_residual") and layer else above)
-    if not config.get("recurrent_residual"):
+        states.append(above + states[-1] if config.get("residual") and layer else above)
+    if not config.get("residual"):
         torch.testing.assert_close(stack(embedded)[0], states[-1])
     return states
 

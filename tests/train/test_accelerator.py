@@ -34,7 +34,7 @@ def accelerator_of_this_machine() -> Any:
 def gradients(family: str, device: Any) -> dict[str, np.ndarray]:
     """The sums of the loss and the gradients of a batch, by a program in the form for a device."""
     config = FAMILIES[family]
-    if config.encoder == "bilstm":
+    if config.encoder.kind == "bilstm":
         objective: Any = BidirectionalLMObjective()
     else:
         objective = CausalLMObjective() if config.causal else MaskedLMObjective()

@@ -18,9 +18,9 @@ from etils import epath
 from tensorboardX import SummaryWriter
 from tensorboardX.proto.event_pb2 import Event
 
-import bert_jax.lineage  # noqa: F401 (adds its encoders)
 from bert_jax import progress
 from bert_jax.config import ModelConfig
+from bert_jax.lineage import LSTM, RNN, BiLSTM
 from bert_jax.model.bert import bind, init_params
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.outputs import masked_logits, span_boundary_product, vocabulary_logits
@@ -54,17 +54,17 @@ def test_flops_are_three_times_those_that_xla_counts_in_the_forward_pass(config)
     assert 0.9 < training_flops(config, rows=2, length=64, predictions=10) / (3 * counted) < 1.0
 
 
-TWO_DIRECTIONS = {"encoder": "bilstm", "causal": False}
+TWO_DIRECTIONS = {"encoder": BiLSTM(), "causal": False}
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"encoder": "rnn"},
-        {"encoder": "lstm"},
-        {"encoder": "lstm", "cell_width": 320, "embedding_width": 96},
+        {"encoder": RNN()},
+        {"encoder": LSTM()},
+        {"encoder": LSTM(cell_width=320), "embedding_width": 96},
         TWO_DIRECTIONS,
-        TWO_DIRECTIONS | {"cell_width": 320, "embedding_width": 96},
+        TWO_DIRECTIONS | {"encoder": BiLSTM(cell_width=320), "embedding_width": 96},
     ],
     ids=["rnn", "lstm", "projected", "bilstm", "elmo"],
 )

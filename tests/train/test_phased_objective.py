@@ -25,6 +25,7 @@ from bert_jax.data.example import Batch
 from bert_jax.data.schedules import batch_schedule, mask_rates
 from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.lineage import BiLSTM
 from bert_jax.model import bert, layers, sizes
 from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.model.runtime import Runtime
@@ -175,7 +176,7 @@ BOTH = {0: "causal", 5: "mlm"}
         ({0: "casual", 5: "mlm"}, {}, "'casual' cannot be a phase; choose from causal, mlm"),
         ({5: "causal", 9: "mlm"}, {}, "Its steps must begin at 0"),
         (BOTH, {"model": {"causal": True}}, r"--config\.model\.causal=false"),
-        (BOTH, {"model": {"encoder": "bilstm", "positions": "none"}}, "bilstm has no attention; use .*=transformer"),
+        (BOTH, {"model": {"encoder": BiLSTM(), "positions": "none"}}, "bilstm has no attention. Use .*=transformer"),
         (BOTH, {"traits": {"mask_unit": "infill"}}, "needs every token of a text.* lack those of infilled spans"),
         (BOTH, {"config": {"checkpoint": CheckpointConfig(best="eval_loss")}}, r"checkpoint\.best=eval_loss compares"),
     ],

@@ -35,10 +35,10 @@ def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
 
     Raises UserError if a requested kernel cannot run (choice.choose).
     """
-    if config.encoder != "transformer":
+    if config.encoder.kind != "transformer":
         if runtime.attention != "auto":
             raise UserError(
-                f"model.encoder={config.encoder} has no attention, but model.attention is {runtime.attention}. "
+                f"model.encoder={config.encoder.kind} has no attention, but model.attention is {runtime.attention}. "
                 "Use --config.model.attention=auto"
             )
         return ["none"]

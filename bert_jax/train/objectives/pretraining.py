@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from jaxtyping import PRNGKeyArray
 
 from bert_jax.config import (
-    ENCODERS,
     CausalLM,
     MaskedLM,
     ModelConfig,
@@ -148,14 +147,14 @@ Build = Callable[[Any, ModelConfig, Sequence[ShardTraits], PretrainConfig], Obje
 def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
     """Builds config.objective for a model and the data sets of all phases, followed by the held-out ones.
 
-    `auto` is the encoder's own objective (EncoderKind.objective), else causal for a causal model, and mlm for any
+    `auto` is the encoder's own objective (EncoderConfig.objective), else causal for a causal model, and mlm for any
     other. Raises UserError for an objective that does not fit the model, the configuration or the shards.
     """
     options = resolved(config.objective, model)
     if model.directions > 1 and options.kind in WITH_MASKS:
         raise UserError(
-            f"config.objective is {options.kind}, but the directions of model.encoder={model.encoder} do not see each "
-            "other, and predict next and previous tokens; use --config.objective=auto"
+            f"config.objective is {options.kind}, but the directions of model.encoder={model.encoder.kind} do not see "
+            "each other, and predict next and previous tokens; use --config.objective=auto"
         )
     return OBJECTIVES[options.kind](options, model, shards, config)
 
@@ -164,7 +163,7 @@ def resolved(options: ObjectiveConfig, model: ModelConfig) -> ObjectiveConfig:
     """Returns the objective that `auto` means for a model; another one as it is."""
     if options.kind != "auto":
         return options
-    return ObjectiveConfig.kinds[ENCODERS[model.encoder].objective or (CAUSAL if model.causal else MASKED)]()
+    return ObjectiveConfig.kinds[model.encoder.objective or (CAUSAL if model.causal else MASKED)]()
 
 
 def _phased(options: Phases, model: ModelConfig, shards: Sequence[ShardTraits], config: PretrainConfig) -> Objective:
@@ -178,10 +177,10 @@ def _phased(options: Phases, model: ModelConfig, shards: Sequence[ShardTraits], 
             f"{start}, and its last phase is {phases.values[-1]}. End with {MASKED}, such as {EXAMPLE}, or train a "
             "causal model: --config.objective=causal --config.model.causal=true"
         )
-    if model.encoder != "transformer":
+    if model.encoder.kind != "transformer":
         raise UserError(
-            f"{start}, whose phases set the attention mask, but model.encoder={model.encoder} has no attention; use "
-            "--config.model.encoder=transformer"
+            f"{start}, whose phases set the attention mask, but model.encoder={model.encoder.kind} has no attention. "
+            "Use --config.model.encoder=transformer"
         )
     if model.causal:
         raise UserError(f"{start}, but the model is causal in all phases; use --config.model.causal=false")
