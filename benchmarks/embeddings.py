@@ -39,7 +39,7 @@ from benchmarks import common
 from benchmarks.finetune import compared, our_turn
 from benchmarks.turns import Turn, alternate, leave_gpu_memory, peer_answers, peer_turn
 from bert_jax import command_line
-from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, TaskConfig
+from bert_jax.config import AdamW, EmbeddingConfig, FinetuneConfig, LinearSchedule
 from bert_jax.errors import UserError
 from bert_jax.host import keep_freed_memory
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -60,14 +60,7 @@ def config_of(flags: Any, data: Path) -> FinetuneConfig:
     folder = registry.find_folder("stsb", data)
     train, dev = (str(registry.find_split("stsb", folder, split)) for split in ("train", "dev"))
     return FinetuneConfig(
-        task=TaskConfig(
-            kind="embedding",
-            train=train,
-            dev=dev,
-            text="sentence1",
-            text_pair="sentence2",
-            label="score",
-        ),
+        task=EmbeddingConfig(train=train, dev=dev, text="sentence1", text_pair="sentence2", label="score"),
         optimizer=AdamW(learning_rate=2e-5, schedule=LinearSchedule(warmup_steps=0, warmup_share=0.1), epsilon=1e-8),
         init_from=str(flags.model),
         seeds=tuple(range(flags.seeds)),

@@ -36,7 +36,7 @@ import numpy as np
 from benchmarks import common
 from benchmarks.turns import Turn, alternate, leave_gpu_memory, peer_answers, peer_turn
 from bert_jax import command_line
-from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, TaskConfig
+from bert_jax.config import AdamW, AutoTaskConfig, FinetuneConfig, LinearSchedule
 from bert_jax.host import keep_freed_memory
 from bert_jax.interop.initial import initial_params
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -61,7 +61,7 @@ SCORES = {
 def settings_of(task: str, model: Path, seeds: Sequence[int], epochs: float) -> FinetuneConfig:
     """The configuration of both programs."""
     return FinetuneConfig(
-        task=TaskConfig(name=task),
+        task=AutoTaskConfig(name=task),
         optimizer=AdamW(learning_rate=5e-5, schedule=LinearSchedule(warmup_steps=0, warmup_share=0.1), epsilon=1e-8),
         init_from=str(model),
         seeds=tuple(seeds),

@@ -39,7 +39,7 @@ import numpy as np
 
 from benchmarks import common
 from bert_jax import command_line
-from bert_jax.config import TaskConfig
+from bert_jax.config import AutoTaskConfig
 from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads.structured import breaks_iob2
@@ -343,7 +343,7 @@ def compare(
 def first_sentences(task: str, count: int, folder: Path) -> tuple[str, ...]:
     """Writes the first sentences of a tagging task, and returns the options that name the files."""
     folder.mkdir(parents=True, exist_ok=True)
-    resolved, files = registry.resolve(TaskConfig(name=task))
+    resolved, files = registry.resolve(AutoTaskConfig(name=task))
     options = []
     for (split, path), wanted in zip(files.items(), (count, count // 2, count // 2), strict=True):
         file = write_sentences(registry.read(resolved, path).items[:wanted], folder / f"{split}.conll")
@@ -354,7 +354,7 @@ def first_sentences(task: str, count: int, folder: Path) -> tuple[str, ...]:
 def dev_file(task: str, data: Sequence[str]) -> Path:
     """The dev file of a task: one of the options that name the files, or the one that its recipe finds."""
     named = [option.removeprefix("task.dev=") for option in data if option.startswith("task.dev=")]
-    return Path(named[0]) if named else registry.resolve(TaskConfig(name=task))[1]["dev"]
+    return Path(named[0]) if named else registry.resolve(AutoTaskConfig(name=task))[1]["dev"]
 
 
 def write_sentences(sentences: Sequence[Sentence], path: Path) -> Path:

@@ -22,7 +22,7 @@ Source    swag: Devlin et al. 2019, section 4.4: batch 16, 3 epochs, rate 2e-5; 
 
 import ml_collections
 
-from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, TaskConfig, recipe
+from bert_jax.config import AdamW, ChoiceConfig, FinetuneConfig, LinearSchedule, recipe
 from bert_jax.errors import UserError
 
 EPOCHS_AND_RATES = {"swag": (3.0, 2e-5), "copa": (10.0, 1e-5), "own": (3.0, 2e-5)}
@@ -35,7 +35,7 @@ def get_config(argument: str = "task=swag") -> ml_collections.ConfigDict:
     epochs, rate = EPOCHS_AND_RATES[name]
     return recipe(
         FinetuneConfig(
-            task=TaskConfig(kind="choice") if name == "own" else TaskConfig(name=name, max_length=128),
+            task=ChoiceConfig() if name == "own" else ChoiceConfig(name=name, max_length=128),
             optimizer=AdamW(learning_rate=rate, schedule=LinearSchedule(warmup_steps=-1)),  # -1: a tenth of the steps
             batch_size=16,
             epochs=epochs,

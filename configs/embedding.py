@@ -21,13 +21,13 @@ Source    learning rate 2e-5, one epoch and a tenth of it as warm-up: Reimers an
 
 import ml_collections
 
-from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, TaskConfig, recipe
+from bert_jax.config import AdamW, EmbeddingConfig, FinetuneConfig, LinearSchedule, recipe
 
 
 def get_config() -> ml_collections.ConfigDict:
     return recipe(
         FinetuneConfig(
-            task=TaskConfig(kind="embedding"),
+            task=EmbeddingConfig(),
             optimizer=AdamW(learning_rate=2e-5, schedule=LinearSchedule(warmup_steps=-1)),  # -1: a tenth of the steps
             batch_size=64,
             epochs=1.0,

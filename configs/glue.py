@@ -36,7 +36,7 @@ Source    Devlin et al. 2019, section 4.1: batch 32, 3 epochs, the best of the r
 
 import ml_collections
 
-from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, TaskConfig, recipe
+from bert_jax.config import AdamW, AutoTaskConfig, FinetuneConfig, LinearSchedule, recipe
 from bert_jax.errors import UserError
 
 TASKS = ("sst2", "cola", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
@@ -50,7 +50,7 @@ def get_config(argument: str = "task=sst2") -> ml_collections.ConfigDict:
         raise UserError(f"glue: unknown task {argument}; use task=NAME, NAME one of {', '.join(TASKS)}")
     return recipe(
         FinetuneConfig(
-            task=TaskConfig(name=name, max_length=128),
+            task=AutoTaskConfig(name=name, max_length=128),
             optimizer=AdamW(learning_rate=3e-5, schedule=LinearSchedule(warmup_steps=-1)),  # -1: a tenth of the steps
             batch_size=32,
             epochs=3.0,

@@ -7,21 +7,21 @@ The file name determines the format: .csv (quoted as in RFC 4180), .jsonl (one o
 tfds:NAME[:SPLIT] (data that TensorFlow Datasets has prepared in TFDS_DATA_DIR); any other file is a TSV, with one
 example per line and fields separated by one tab, never quoted. Text files may be compressed (.gz, .xz, .zst).
 task.text, task.text_pair and task.label name columns of the header line or, if all are numbers from 0, columns of a TSV
-or CSV without a header. Labels are those of the training file; with --config.task.kind=regression they are numbers. In
+or CSV without a header. Labels are those of the training file; with --config.task=regression they are numbers. In
 JSON lines, Parquet and prepared data, numbers become the class names that the file defines. A file whose labels are all
 empty (in these formats also null or -1) is unlabelled.
 
-A file that ends in .conllu, .conll, .iob, .iob2 or .bio (or any file with --config.task.kind=tagging) contains tagged
+A file that ends in .conllu, .conll, .iob, .iob2 or .bio (or any file with --config.task=tagging) contains tagged
 words. CoNLL-U uses FORM and UPOS unless task.text and task.label name other fields (--config.task.label=XPOS); CoNLL
 columns use the first and the last unless these keys give numbers. Tags such as B-PER and I-PER are evaluated by entity.
 
-SQuAD's JSON (.json), and tables of question, context and answers with --config.task.kind=question, contain questions
+SQuAD's JSON (.json), and tables of question, context and answers with --config.task=question, contain questions
 whose answer is a part of a text; the recipe squad describes the options.
 
-With --config.task.kind=multilabel, a text may have any number of labels: a list, a text with commas between them or
+With --config.task=multilabel, a text may have any number of labels: a list, a text with commas between them or
 with a list ("['a', 'b']"), or several columns of 1 and 0 (--config.task.label=toxic,insult).
 
-With --config.task.kind=token_regression, the label of a word is a number, or - or _ for none. JSON lines may also have
+With --config.task=token_regression, the label of a word is a number, or - or _ for none. JSON lines may also have
 words as lists: {"tokens": [...], "labels": [...]}. For multiple choice see the recipe choice.
 
 Hardware  any; one accelerator for BERT-Base, a CPU for small models

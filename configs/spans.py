@@ -47,7 +47,7 @@ def get_config(argument: str = "kind=spans") -> ml_collections.ConfigDict:
         raise UserError(f"spans: unknown kind {argument}; use kind=NAME, NAME one of {', '.join(KINDS)}")
     return recipe(
         FinetuneConfig(
-            task=TaskConfig(kind=kind, max_length=128),
+            task=TaskConfig.kinds[kind](max_length=128),
             optimizer=AdamW(learning_rate=5e-5, schedule=LinearSchedule(warmup_steps=-1)),  # -1: a tenth of the steps
             batch_size=16,
             epochs=10.0,

@@ -6,7 +6,7 @@ squad1 reads train-v1.1.json and dev-v1.1.json, squad2 train-v2.0.json and dev-v
 SQuADShifts on other Wikipedia articles (squadshifts_new_wiki.json) and dev-v1.1.json; also .xz, .gz and .zst. Without
 SQuAD's training file, `python -m benchmarks.scores --split_squad` splits its dev file by article. The files are
 searched in --config.task.data_dir, $BERT_JAX_DATA and its folder squad/. The recipe own with
---config.task.kind=question reads your own files, in SQuAD's JSON or with a question, a context and answers per line
+--config.task=question reads your own files, in SQuAD's JSON or with a question, a context and answers per line
 (.jsonl).
 
 A long text is read in windows: task.max_length pieces each, with the question (cut to task.max_query_length), every
@@ -28,7 +28,7 @@ Source    Devlin et al. 2019, section 4.2: batch 32, 3 epochs, 5e-5 (squad1); se
 
 import ml_collections
 
-from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, TaskConfig, recipe
+from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, QuestionConfig, recipe
 from bert_jax.errors import UserError
 
 TASKS = ("squad1", "squad2", "new_wiki")
@@ -40,7 +40,7 @@ def get_config(argument: str = "task=squad1") -> ml_collections.ConfigDict:
         raise UserError(f"squad: unknown task {argument}; use task=NAME, NAME one of {', '.join(TASKS)}")
     return recipe(
         FinetuneConfig(
-            task=TaskConfig(name=name, max_length=384),
+            task=QuestionConfig(name=name, max_length=384),
             optimizer=AdamW(learning_rate=5e-5, schedule=LinearSchedule(warmup_steps=-1)),  # -1: a tenth of the steps
             batch_size=48 if name == "squad2" else 32,
             epochs=2.0 if name == "squad2" else 3.0,

@@ -27,7 +27,7 @@ Source    Wang et al. 2019b, section 5.1: rate 1e-5, at most 10 epochs, the best
 
 import ml_collections
 
-from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, TaskConfig, recipe
+from bert_jax.config import AdamW, AutoTaskConfig, FinetuneConfig, LinearSchedule, recipe
 from bert_jax.errors import UserError
 
 # The task's name, and its longest rows: passages are long, pairs of sentences are not.
@@ -41,7 +41,7 @@ def get_config(argument: str = "task=boolq") -> ml_collections.ConfigDict:
     task_name, max_length = TASKS[name]
     return recipe(
         FinetuneConfig(
-            task=TaskConfig(name=task_name, max_length=max_length),
+            task=AutoTaskConfig(name=task_name, max_length=max_length),
             optimizer=AdamW(learning_rate=1e-5, schedule=LinearSchedule(warmup_steps=-1)),  # -1: a tenth of the steps
             batch_size=16,
             epochs=10.0,

@@ -35,7 +35,7 @@ Source    Devlin et al. 2019, section 5.3 and appendix A.3: the tag on the first
 
 import ml_collections
 
-from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, TaskConfig, recipe
+from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, TaggingConfig, recipe
 from bert_jax.errors import UserError
 
 TASKS = ("ewt", "conll2003", "own")
@@ -47,7 +47,7 @@ def get_config(argument: str = "task=ewt") -> ml_collections.ConfigDict:
         raise UserError(f"tagging: unknown task {argument}; use task=NAME, NAME one of {', '.join(TASKS)}")
     return recipe(
         FinetuneConfig(
-            task=TaskConfig(name=name) if name != "own" else TaskConfig(kind="tagging"),
+            task=TaggingConfig(name="" if name == "own" else name),
             optimizer=AdamW(learning_rate=5e-5, schedule=LinearSchedule(warmup_steps=-1)),  # -1: a tenth of the steps
             batch_size=32,
             epochs=3.0,

@@ -34,7 +34,7 @@ from random_checkpoints import odd_config, random_checkpoint
 
 import bert_jax
 from bert_jax import api
-from bert_jax.config import FinetuneConfig, TaskConfig
+from bert_jax.config import AutoTaskConfig, FinetuneConfig, TaggingConfig, TaskConfig, load
 from bert_jax.errors import UserError
 from bert_jax.interop import export
 from bert_jax.interop.export import export_loaded
@@ -376,13 +376,13 @@ def test_rows_with_dates_and_missing_values_are_written_as_json(tmp_path):
         "none": None,
         "answers": {"text": ["a", "b"], "start": [3]},
     }
-    path = Path(in_memory.data_file([row], tmp_path / "rows.jsonl", TaskConfig(kind="tagging")))
+    path = Path(in_memory.data_file([row], tmp_path / "rows.jsonl", TaggingConfig()))
     assert json.loads(path.read_text()) == expected | {"tags": [1, 0, -1]}
 
 
 def written(folder: Path, table: Any, **task: str) -> list[dict[str, Any]]:
     """The rows of the file of a table."""
-    path = Path(in_memory.data_file(table, folder / "rows.jsonl", TaskConfig(**task)))
+    path = Path(in_memory.data_file(table, folder / "rows.jsonl", load(TaskConfig, {"kind": "auto"} | task)))
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -409,9 +409,13 @@ def test_values_in_memory_mean_what_those_of_files_do(tmp_path):
         ({"stars": object()}, {}, r"row 2 of the data: column 'stars' holds <object .*>; expected a text, a number"),
         ({"stars": {"one"}}, {}, r"column 'stars' holds {'one'}; a set has no order, so give a list"),
         ({"review": b"\xff"}, {}, "column 'review' holds .*; the bytes are not UTF-8"),
-        ({"wrong": [1, 2j]}, {"choices": ("right", "wrong")}, r"column 'wrong' holds \[1, 2j\]; expected a text"),
+        (
+            {"wrong": [1, 2j]},
+            {"kind": "choice", "choices": ("right", "wrong")},
+            r"column 'wrong' holds \[1, 2j\]; expected a text",
+        ),
         ({"answers": {"a", "b"}}, {"kind": "question"}, "column 'answers' holds .*; a set has no order"),
-        ({"choices": {"a", "b"}}, {}, "column 'choices' holds .*; a set has no order"),
+        ({"choices": {"a", "b"}}, {"kind": "choice"}, "column 'choices' holds .*; a set has no order"),
         ({("stars", "mean"): 1}, {}, r"row 2 of the data has the column \('stars', 'mean'\), whose name is no text"),
     ],
 )
@@ -424,7 +428,7 @@ def test_values_that_no_file_has_are_refused_with_their_row(model, row, task, sa
 
 def test_classes_of_a_dataset_keep_their_numbers(tmp_path):
     """Those of rows without names, in another file, mean the same classes."""
-    task = TaskConfig(text="review", label="stars")
+    task = AutoTaskConfig(text="review", label="stars")
     train = in_memory.data_file(Dataset(), tmp_path / "train.jsonl", task)
     numbers = [{"review": row["review"], "stars": ["five", "one"].index(row["stars"])} for row in ROWS]
     dev = in_memory.data_file(numbers, tmp_path / "dev.jsonl", task)
@@ -607,7 +611,7 @@ def test_a_group_of_overrides_leaves_its_other_keys_as_the_recipe_has_them(confi
 def test_overrides_are_values_of_python(configured, tmp_path, monkeypatch):
     task = {"labels": ["one", "five"], "metrics": ("f1", "accuracy"), "label_map": {1: "one", 5: "five"}}
     task |= {"class_weights": {"one": 2, "five": 0.5}}
-    swept = {"optimizer.learning_rate": [1e-5, 3e-5], "batch_size": np.array([16, 32]), "task.crf": [True, False]}
+    swept = {"optimizer.learning_rate": [1e-5, 3e-5], "batch_size": np.array([16, 32]), "task.layer_mix": [True, False]}
     found = configured(
         text="review",
         overrides={"task": task, "optimizer": {"rates": {"head": 2, "layers/0/": 0}}, "sweep": swept, "seeds": [1, 2]},
@@ -616,7 +620,9 @@ def test_overrides_are_values_of_python(configured, tmp_path, monkeypatch):
     assert (found.task.labels, found.task.metrics) == (("one", "five"), ("f1", "accuracy"))
     assert (found.task.label_map, found.seeds) == ({"1": "one", "5": "five"}, (1, 2))
     assert found.sweep["batch_size"] == (16, 32) and len(finetuning.settings_of(found)) == 8
-    assert configured(text="review", overrides={"task.null_threshold": None}).task.null_threshold is None
+    assert (
+        configured(text="review", kind="question", overrides={"task.null_threshold": None}).task.null_threshold is None
+    )
     assert configured(text="review", label=["good", "long"], kind="multilabel").task.label == ("good", "long")
     assert configured(kind="question").task.text == ""
     started: list[Any] = []

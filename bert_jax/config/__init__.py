@@ -4,7 +4,21 @@ A recipe in configs/ returns an ml_collections ConfigDict made by `recipe`, so t
 converts it to a dataclass once, at the border; the library itself uses only these classes.
 """
 
-from bert_jax.config.finetuning import FinetuneConfig, TaskConfig
+from bert_jax.config.finetuning import (
+    AutoTaskConfig,
+    ChoiceConfig,
+    ClassificationConfig,
+    EmbeddingConfig,
+    FinetuneConfig,
+    MultiLabelConfig,
+    QuestionConfig,
+    RegressionConfig,
+    SpanConfig,
+    SpanPairConfig,
+    TaggingConfig,
+    TaskConfig,
+    TokenRegressionConfig,
+)
 from bert_jax.config.loading import change, from_flags, from_values, load, recipe, recipe_module, to_dict
 from bert_jax.config.model import EncoderConfig, LoraConfig, ModelConfig, ModelOptions, Transformer
 from bert_jax.config.training import (
@@ -38,12 +52,16 @@ from bert_jax.config.training import (
 __all__ = [
     "AdamW",
     "AutoObjective",
+    "AutoTaskConfig",
     "CausalLM",
     "CheckpointConfig",
+    "ChoiceConfig",
+    "ClassificationConfig",
     "ConstantSchedule",
     "CosineSchedule",
     "Diffusion",
     "DistillConfig",
+    "EmbeddingConfig",
     "EncoderConfig",
     "EvalConfig",
     "FinetuneConfig",
@@ -55,16 +73,23 @@ __all__ = [
     "MeshConfig",
     "ModelConfig",
     "ModelOptions",
+    "MultiLabelConfig",
     "Muon",
     "ObjectiveConfig",
     "OptimizerConfig",
     "Phases",
     "PretrainConfig",
     "PretrainDataConfig",
+    "QuestionConfig",
+    "RegressionConfig",
     "ReplacedTokens",
     "ScheduleConfig",
+    "SpanConfig",
+    "SpanPairConfig",
     "StableAdamW",
+    "TaggingConfig",
     "TaskConfig",
+    "TokenRegressionConfig",
     "TrainConfig",
     "Transformer",
     "WSDSchedule",

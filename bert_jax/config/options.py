@@ -121,7 +121,7 @@ def check(options: Any, prefix: str = "--") -> None:
         if isinstance(field.default, tuple) and isinstance(value, str):  # its letters would count as values
             raise UserError(f"{prefix}{field.name} is {value!r}. Give a tuple, such as {(value,)}")
         if choices and value not in choices:
-            raise UserError(f"unknown {prefix}{field.name} {value!r}; choose from {', '.join(choices)}")
+            raise UserError(f"unknown {prefix}{field.name} {value!r}; choose from {', '.join(filter(None, choices))}")
         if valid and not valid.holds(value):
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
             raise UserError(f"{prefix}{field.name} is {shown}. Use {valid.expected}")

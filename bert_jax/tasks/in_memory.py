@@ -28,8 +28,8 @@ from bert_jax.train.workdir import CHECKPOINTS
 # A file, rows, a pandas or polars DataFrame (also a lazy one), datasets.Dataset, a pyarrow.Table.
 Table = str | Path | Iterable[Mapping[str, Any]] | Any
 _SETS = "multilabel"  # the kind of task whose label may be a set
-# The kinds whose columns are all named (empty: classification or choice), and what others read where none are named.
-_OF_NAMED_COLUMNS = ("", "classification", "regression", "embedding", _SETS)
+# The kinds whose columns are all named (auto: by the file), and what others read where none are named.
+_OF_NAMED_COLUMNS = ("auto", "classification", "regression", "embedding", _SETS)
 _DEFAULT_COLUMNS = ("tokens", "labels", "spans", "relations", *QUESTION_COLUMNS, "is_impossible", CHOICES)
 
 
@@ -94,14 +94,16 @@ def measured_file(table: Table, path: Path, loaded: LoadedModel, columns: Column
         return str(table)
     task = task_of(loaded)
     used = columns.filled(task.columns)
-    config = TaskConfig(kind=task.kind, text=used.text, text_pair=used.text_pair, label=used.label)
-    return data_file(table, path, dataclasses.replace(config, marks=used.marks))
+    kind = TaskConfig.kinds[task.kind]
+    known = {item.name for item in dataclasses.fields(kind)}
+    return data_file(table, path, kind(**{name: value for name, value in vars(used).items() if name in known}))
 
 
 def _line(where: str, row: Mapping[Any, Any], task: TaskConfig) -> str:
     labels = {*task.label.split(",")} if isinstance(task.label, str) else {*task.label}
-    read = {task.text, task.text_pair, *labels, *task.marks, *task.choices, *task.negatives}
-    read.update([] if task.kind else [CHOICES], [] if task.kind in _OF_NAMED_COLUMNS else _DEFAULT_COLUMNS)
+    read = {task.text, getattr(task, "text_pair", ""), *labels}
+    read.update(*(getattr(task, key, ()) for key in ("marks", "choices", "negatives")))
+    read.update([] if task.kind in _OF_NAMED_COLUMNS else _DEFAULT_COLUMNS)
     values = {}
     for name, value in row.items():
         if not isinstance(name, str | int):

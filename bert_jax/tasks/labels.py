@@ -9,9 +9,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from bert_jax.config import TaskConfig
+from bert_jax.config.finetuning import ClassLoss, LabelMap
 from bert_jax.errors import UserError
 from bert_jax.tasks.reading.tables import is_number, is_stored
 from bert_jax.tasks.rows import Split
@@ -63,13 +63,8 @@ def _form(label: str) -> str:
 
 
 @dataclass(frozen=True)
-class NamedLabelsTask(Task[Item, Rows]):
-    """A task whose items have labels with names.
-
-    label_map: FILE_LABEL:LABEL,...; empty: labels mean what they say (same_names).
-    """
-
-    label_map: dict[str, str] = field(default_factory=dict)
+class NamedLabelsTask(LabelMap, Task[Item, Rows]):
+    """A task whose items have labels with names; without a label_map, they mean what they say (same_names)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,18 +121,12 @@ class NamedLabelsTask(Task[Item, Rows]):
 
 
 @dataclass(frozen=True)
-class LabelTask(NamedLabelsTask[Item, Rows]):
+class LabelTask(ClassLoss, NamedLabelsTask[Item, Rows]):
     """A task with a cross-entropy over its labels, and the options of that loss."""
 
     training_options = ("class_weights", "class_weight_values", "label_smoothing")
 
-    class_weights: str | dict[str, float] = TaskConfig.class_weights
     class_weight_values: tuple[float, ...] = ()  # what class_weights gives on the training file, by label id
-    label_smoothing: float = TaskConfig.label_smoothing  # Szegedy et al. 2016, section 7
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_smoothing(self.label_smoothing)
 
     @property
     def costs(self) -> ClassCosts:
@@ -182,12 +171,6 @@ def parse_number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.inf
-
-
-def check_smoothing(label_smoothing: float) -> None:
-    """Raises UserError for a label smoothing outside [0, 1)."""
-    if not 0 <= label_smoothing < 1:
-        raise UserError(f"task.label_smoothing is {label_smoothing}; use 0 (none) or a share below 1, such as 0.1")
 
 
 def check_label(split: Split, line: int, label: str, known: tuple[str, ...]) -> int:

@@ -45,13 +45,12 @@ BUILT_IN: tuple[type[Task[Any, Any]], ...] = (
 KINDS = {one.kind: one for one in BUILT_IN}
 
 BUNDLED_EWT = Path(__file__).resolve().parents[2] / "data_prep" / "sample" / "ewt"
-# The default kind of a user's own file, by its format.
+# The kind that task=auto means for your own file, by its format.
 KIND_OF_FILE = {"table": "classification", "squad": "question", "conllu": "tagging", "conll": "tagging"}
 OWN_ENDINGS = (".json", ".tsv", ".csv", ".jsonl", ".parquet", ".conllu", ".conll")
 STORED_ENDINGS = (".parquet", ".jsonl")
 PROMPTS = ("prompt", "query_prompt", "document_prompt")  # for which none stands for no text
-# Keys that describe a user's own files.
-OWN_KEYS = ("text", "text_pair", "label", "choices", "negatives", "marks", "kind")
+OWN_KEYS = ("text", "text_pair", "label", "choices", "negatives", "marks")  # of your own files
 
 
 def kind_class(kind: str) -> type[Task[Any, Any]]:
@@ -70,15 +69,13 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
     The files of a named task are those of task.data_dir (a folder, or tfds: and the name of prepared data, by default
     the task's own), or of $BERT_JAX_DATA; task.train, task.dev and task.test replace single ones. With task.train and
     no task.data_dir there are no others. Raises UserError for an unknown name, a missing task, columns given for a
-    named task, task.data_dir without one, an option that the kind does not have, a missing file, and a file that
-    belongs to two splits.
+    named task or a kind that is not its own, task.data_dir without a name, a missing file, and a file that belongs to
+    two splits.
     """
-    if config.max_length < 8:
-        raise UserError(f"task.max_length is {config.max_length}; use 8 or more")
-    if config.submission and config.label_map:
+    if config.submission and getattr(config, "label_map", None):
         raise UserError(
-            f"task.label_map is {config.label_map!r}, but the leaderboard of task.submission expects the labels of its "
-            "own files; leave out one of the two"
+            "task.label_map is set, but the leaderboard of task.submission expects the labels of its own files; leave "
+            "out one of the two"
         )
     given = {split: Path(path) for split in SPLITS if (path := getattr(config, split))}
     task: Task
@@ -88,21 +85,20 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
                 f"task.name is {config.name!r}; choose from: {', '.join(TASKS)}, or name files by task.train and "
                 "task.dev"
             )
-        for key in OWN_KEYS:
-            if getattr(config, key):
-                raise UserError(
-                    f"task.{key} is for your own files, but task.name is {config.name}; leave out one of the two"
-                )
         task = TASKS[config.name].task
+        own = [key for key in OWN_KEYS if getattr(config, key, None)]
+        if own or config.kind not in ("auto", task.kind):
+            raise UserError(
+                f"task.{own[0] if own else 'kind'} is for your own files, but task.name is {config.name}; leave out "
+                "one of the two"
+            )
         files = _find_files(TASKS[config.name], config, given) | given
     elif config.train:
-        kind = config.kind or ("choice" if config.choices else KIND_OF_FILE[tables.kind_of_file(Path(config.train))])
+        kind = KIND_OF_FILE[tables.kind_of_file(Path(config.train))] if config.kind == "auto" else config.kind
         label = config.label if isinstance(config.label, str) else ",".join(config.label)
-        columns = Columns(config.text, config.text_pair, label, _marks(config))
-        task = kind_class(kind)("own", columns=columns)
-        for key in task.unread_columns:
-            if getattr(config, key):
-                raise UserError(f"task.{key} is {getattr(config, key)!r}, but task.kind={kind} has none; leave it out")
+        task = kind_class(kind)(
+            "own", columns=Columns(config.text, getattr(config, "text_pair", ""), label, _marks(config))
+        )
         if config.data_dir:
             raise UserError(
                 f"task.data_dir is {config.data_dir!r}, which is for the files of a named task, but task.name is not "
@@ -120,35 +116,35 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
 
 
 def _options(config: TaskConfig, task: Task) -> dict[str, Any]:
-    """The options that a configuration sets: what differs from the defaults of TaskConfig.
+    """The options that a configuration sets: those that differ from their defaults.
 
-    Raises UserError for an option that the kind of task does not have.
+    Raises UserError for an option that the kind which `auto` means does not have.
     """
-    every = {name: {item.name: item.default for item in fields(kind)} for name, kind in KINDS.items()}
-    own = {item.name for item in fields(task)}
-    defaults = TaskConfig()
     check_names("task.metrics", config.metrics)
-    check_names("task.labels", config.labels)
-    options = {}
+    check_names("task.labels", getattr(config, "labels", ()))
+    own = {item.name for item in fields(task)}
+    allowed = {item.name for item in fields(TaskConfig.kinds.get(task.kind, config))}
+    options: dict[str, Any] = {}
     for item in fields(config):
-        value, default = getattr(config, item.name), getattr(defaults, item.name)
-        kinds = [kind for kind, defaults in every.items() if item.name in defaults]
-        if item.name == "name" or value == default or not (kinds or item.name in own):
+        value = getattr(config, item.name)
+        if value == _default(item):
             continue
-        if item.name not in own or (item.name == "labels" and not task.has_labels):
-            kinds = [kind for kind in kinds if item.name != "labels" or KINDS[kind].has_labels]
-            raise UserError(f"task.{item.name} is for {', '.join(kinds)}, not for {task.kind}; leave it out")
-        if item.name in PROMPTS and value.lower() == "none":
-            value = ""
-        options[item.name] = value
+        if item.name not in allowed:
+            raise UserError(
+                f"task.{item.name} is set, but the task is {task.kind}, which does not have it. Omit it, or set "
+                "--config.task.kind"
+            )
+        if item.name in own and item.name != "name":
+            no_prompt = item.name in PROMPTS and value.lower() == "none"
+            options[item.name] = "" if no_prompt else value
     if "label_map" in options and task.labels and "labels" not in options:  # a named task takes the new names
-        options["labels"] = tuple(dict.fromkeys(config.label_map.get(label, label) for label in task.labels))
+        options["labels"] = tuple(dict.fromkeys(options["label_map"].get(label, label) for label in task.labels))
     return options
 
 
 def _marks(config: TaskConfig) -> tuple[str, ...]:
-    marks = config.marks
-    expected = 4 if config.text_pair else 2
+    marks: tuple[str, ...] = getattr(config, "marks", ())
+    expected = 4 if getattr(config, "text_pair", "") else 2
     if marks and len(marks) != expected:
         raise UserError(
             f"task.marks is {','.join(marks)!r}; give {expected} columns: the first character of a "
@@ -243,26 +239,16 @@ def _find_prepared(named: NamedTask, name: str, needed: Sequence[str]) -> dict[s
     return {split: Path(f"{address}:{stored}") for split, stored in found.items() if stored in existing}
 
 
-# A task as the JSON values under `task` in the config.json of a workdir or an export.
-#
-# The names, their order and the defaults are a file contract: FIRST, then the other options in the order of the kinds.
-# Every kind writes the options of all kinds that come with bert_jax, with the default for each option that it does not
-# have.
+# A task as the JSON values under `task` in the config.json of a workdir or an export: its kind, and its own fields.
 
 
 def _default(item: Field[Any]) -> Any:
     return item.default_factory() if item.default_factory is not MISSING else item.default
 
 
-FIRST = ("name", "kind", "labels", "max_length", "metrics", "columns", "pooling", "choices")
-# Where kinds differ in a default, that of the first kind is written for those without the option.
-OPTIONS = {item.name: _default(item) for kind in (*BUILT_IN, *reversed(BUILT_IN)) for item in fields(kind)}
-DEFAULTS: Mapping[str, Any] = {**dict.fromkeys(FIRST), **OPTIONS, "name": "", "kind": "", "columns": {}}
-
-
 def to_json(task: Task) -> dict[str, Any]:
-    """The JSON values of a task: those of DEFAULTS in their order, then further options of a user's own kind."""
-    return {**DEFAULTS, "kind": task.kind, **asdict(task)}
+    """The JSON values of a task."""
+    return {"kind": task.kind, **asdict(task)}
 
 
 def from_json(values: Mapping[str, Any]) -> Task:

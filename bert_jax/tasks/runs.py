@@ -306,7 +306,8 @@ def prepare(
     kept.keep_for(config)
     task, splits = kept.get("files", lambda report: _read(config.task, report), report)
     start = open_start(config, tokenizer, report, kept)
-    if start.loaded and not config.task.pooling:
+    pooling = getattr(config.task, "pooling", "")
+    if start.loaded and not pooling:
         task = with_pooling(task, start.loaded.heads.pooling)
     if start.loaded and start.loaded.task and start.loaded.task["kind"] == task.kind:
         task = _continuing(task, start.loaded.task, config, report)
@@ -315,7 +316,7 @@ def prepare(
         raise UserError(f"task.layer_mix is set, but the objective of kind {task.kind} does not read it. Leave it out")
     if getattr(task, "pooling", "") == "cls" and not start.tokenizer.adds_special_tokens:
         raise UserError("task.pooling is cls, but the vocabulary adds no [CLS]. Use --config.task.pooling=mean")
-    if getattr(task, "pooling", "") == "cls" and not config.task.pooling and start.cls_is_untrained:
+    if getattr(task, "pooling", "") == "cls" and not pooling and start.cls_is_untrained:
         report(UNTRAINED_CLS)
     data = kept.get("data", lambda report: _encode(task, splits, start, report), report)
     return start, data, _runs(config, workdir, start, data, report)
@@ -323,10 +324,15 @@ def prepare(
 
 def _continuing(task: Task, stored: Mapping[str, Any], config: FinetuneConfig, report: Report) -> Task:
     """The task with what the stored one of the checkpoint decides, which is reported."""
-    if config.task.pooling and "pooling" in stored:  # it may be one that bert_jax does not have
-        stored = {**stored, "pooling": config.task.pooling}
+    pooling = getattr(config.task, "pooling", "")
+    if pooling and "pooling" in stored:  # it may be one that bert_jax does not have
+        stored = {**stored, "pooling": pooling}
     found = task.continuing(registry.from_json(stored), config.task)
-    keys = [item.name for item in dataclasses.fields(TaskConfig) if hasattr(task, item.name)]
+    keys = [
+        item.name
+        for item in dataclasses.fields(TaskConfig.kinds.get(task.kind, config.task))
+        if hasattr(task, item.name)
+    ]
     changed = [f"task.{key}={value!r}" for key in keys if (value := getattr(found, key)) != getattr(task, key)]
     if changed:
         report(f"as in {config.init_from}: {', '.join(changed)}")

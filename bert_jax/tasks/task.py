@@ -15,6 +15,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from bert_jax.config import ModelConfig, TaskConfig
+from bert_jax.config.finetuning import ScaledTargets
+from bert_jax.config.options import check, option
 from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads.config import POOLINGS
@@ -104,12 +106,10 @@ class Task(abc.ABC, Generic[Item, Rows]):
     question); Rows is what it encodes items to. Tasks are immutable: what a training file adds (labels, class weights)
     gives a new task. A kind implements the six abstract methods and overrides the others as it needs.
 
-    The fields are its options. Those that a user sets are explained in bert_jax/config/finetuning.py.
+    The fields are its options; those that a user sets are declared in bert_jax/config/finetuning.py.
     """
 
     kind: ClassVar[str]  # its name in configurations and in config.json
-    has_labels: ClassVar[bool] = True  # whether task.labels may name the labels
-    unread_columns: ClassVar[tuple[str, ...]] = ()  # the fields of Columns that its files cannot have
     known_metrics: ClassVar[Collection[str]] = ()  # the names that `metrics` may have; empty: not checked
     usual_metrics: ClassVar[tuple[str, ...]] = ()  # see default_metrics
     training_options: ClassVar[tuple[str, ...]] = ()  # options of the training loss alone; see `measured`
@@ -121,7 +121,8 @@ class Task(abc.ABC, Generic[Item, Rows]):
     columns: Columns = field(default_factory=Columns)
 
     def __post_init__(self) -> None:
-        """Subclasses check their options here and call this method."""
+        """Subclasses check what the fields alone do not say, and call this method."""
+        check(self, "task.")
         if self.known_metrics:
             check_metric_names(self.metrics, self.known_metrics)
 
@@ -233,11 +234,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
 class PooledTask(Task[Item, Rows]):
     """A task whose head reads one vector per text, pooled from its tokens (bert_jax/model/heads/basic.py)."""
 
-    pooling: str = "cls"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("task.pooling", self.pooling, POOLINGS)
+    pooling: str = option("cls", choices=POOLINGS)
 
     def check_model(self, model: ModelConfig) -> None:
         check_pooling(self.pooling, model)
@@ -256,12 +253,6 @@ def check_pooling(pooling: str, model: ModelConfig) -> None:
             "task.pooling is cls, but the model is causal: the first token of a text does not attend to the "
             "others. Use --config.task.pooling=mean (or max, last, attention_dot, attention_additive)"
         )
-
-
-def check_choice(field_name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raises UserError for an unknown value."""
-    if value not in known:
-        raise UserError(f"{field_name} is {value!r}; choose from: {', '.join(known)}")
 
 
 # Loss functions of fine-tuning tasks; conventions as in bert_jax.train.losses.
@@ -359,21 +350,14 @@ LARGE = 10.0
 
 
 @dataclass(frozen=True)
-class ScaledTask(Task[Item, Rows]):
+class ScaledTask(ScaledTargets, Task[Item, Rows]):
     """A regression whose head and loss are in units of (target - target_mean) / target_std.
 
     Metrics and predictions are in the files' units.
     """
 
-    has_labels = False
-
-    scale_targets: str = TaskConfig.scale_targets
     target_mean: float = 0.0  # of the training file; 0 and 1 without scaling
     target_std: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("task.scale_targets", self.scale_targets, ("auto", "yes", "no"))
 
     def scaled(self, targets: Sequence[float] | np.ndarray) -> "ScaledTask[Item, Rows]":
         """The task with these targets' mean and deviation, if scale_targets asks for it."""

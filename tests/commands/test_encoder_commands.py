@@ -12,7 +12,7 @@ from families import FAMILIES
 from golden import SCAN
 from random_checkpoints import random_checkpoint
 
-from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, ModelConfig, TaskConfig
+from bert_jax.config import AdamW, AutoTaskConfig, FinetuneConfig, LinearSchedule, ModelConfig, TaskConfig
 from bert_jax.interop import export, stablehlo
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.lineage import FeedForward
@@ -75,7 +75,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> TaskConfig:
         sentences = [draw.choice(list(WORDS), draw.integers(2, 9)) for _ in range(count)]
         text = "\n\n".join("\n".join(f"{word}\t{WORDS[word]}" for word in sentence) for sentence in sentences)
         (folder / f"{split}.conll").write_text(text + "\n")
-    return TaskConfig(train=str(folder / "train.conll"), dev=str(folder / "dev.conll"), max_length=16)
+    return AutoTaskConfig(train=str(folder / "train.conll"), dev=str(folder / "dev.conll"), max_length=16)
 
 
 @pytest.mark.slow

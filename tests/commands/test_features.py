@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bert_jax.commands import features as commands_features
 from bert_jax.commands.features import main, result_table
-from bert_jax.config import FinetuneConfig, TaskConfig
+from bert_jax.config import AutoTaskConfig, FinetuneConfig
 from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import outputs
@@ -43,7 +43,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> FinetuneConfig:
         text = "\n\n".join("\n".join(f"{word}\t{WORDS[word]}" for word in sentence) for sentence in sentences)
         (folder / f"{split}.conll").write_text(text + "\n")
     files = {split: str(folder / f"{split}.conll") for split in ("train", "dev", "test")}
-    return FinetuneConfig(task=TaskConfig(**files, max_length=24))
+    return FinetuneConfig(task=AutoTaskConfig(**files, max_length=24))
 
 
 def encoded(loaded: LoadedModel, config: FinetuneConfig) -> tuple[dict[str, TagRows], list[str]]:
@@ -171,6 +171,6 @@ def test_a_head_stops_by_a_dev_file_of_tags(loaded: LoadedModel, config: Finetun
     with pytest.raises(UserError, match="the task has no dev file"):
         features(loaded, dataclasses.replace(config, task=dataclasses.replace(config.task, dev="")))
     with pytest.raises(UserError, match="use a tagging task"):
-        features(loaded, FinetuneConfig(task=TaskConfig(train="a.tsv", text="a", label="b")))
+        features(loaded, FinetuneConfig(task=AutoTaskConfig(train="a.tsv", text="a", label="b")))
     with pytest.raises(UserError, match="unknown --head 'crf'; choose from linear, bilstm"):
         HeadOptions(head="crf")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import softmax
 
+from bert_jax.config import ClassificationConfig
 from bert_jax.tasks.kinds.classification import ClassificationTask, ClassObjective
 from bert_jax.tasks.metrics import CLASSIFICATION_METRICS, Metric, compute_metrics
 from bert_jax.tasks.registry import KINDS
@@ -33,6 +34,11 @@ class OrdinalObjective(ClassObjective):
         loss = ((expected - batch.labels) ** 2 * batch.label_weights).sum()
         correct = ((jnp.round(expected) == batch.labels) * batch.label_weights).sum()
         return {"task": Term(loss, {"accuracy": correct})}
+
+
+@dataclass(frozen=True)
+class OrdinalConfig(ClassificationConfig, kind="ordinal"):
+    """The keys of config.task for this kind: those of classification."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from random_checkpoints import odd_config, random_checkpoint
 
-from bert_jax.config import FinetuneConfig, ModelConfig, TaskConfig
+from bert_jax.config import FinetuneConfig, ModelConfig, TaskConfig, to_dict
 from bert_jax.interop import export
 from bert_jax.model.heads.config import Heads
 from bert_jax.storage.files import write_json
@@ -75,11 +75,11 @@ def make_workdir(
 def finetuned_workdir(folder: Path, kind: str, lines: list[str], name: str, **task: Any) -> Path:
     """A workdir as fine-tuning leaves it, with random parameters, and the dev file next to it."""
     (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    named = TaskConfig(train=str(folder / name), dev=str(folder / name), kind=kind, max_length=16, **task)
+    named = TaskConfig.kinds[kind](train=str(folder / name), dev=str(folder / name), max_length=16, **task)
     resolved, files = registry.resolve(named)
     resolved = resolved.complete(registry.read(resolved, files["dev"]))
     heads = resolved.objective().heads
-    training = json.loads(json.dumps(dataclasses.asdict(FinetuneConfig(task=named))))
+    training = json.loads(json.dumps(to_dict(FinetuneConfig(task=named))))
     loaded = random_checkpoint(folder / "vocabulary", odd_config(layers=1), heads, task=to_json(resolved))
     export.write(dataclasses.replace(loaded, training=training), folder / "run")
     lines = [json.dumps({"step": step, "loss": 1.0, "task_loss": 1.0, "eval_accuracy": 0.5}) for step in (1, 2)]

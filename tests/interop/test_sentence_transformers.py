@@ -254,7 +254,7 @@ def test_what_cannot_be_computed_is_refused_only_where_it_is_needed(folder, arra
     path = folder("mean")
     (path / file).write_text(json.dumps(values))
     loaded = open_checkpoint(path)
-    with pytest.raises(UserError, match=f"task.pooling is '{described}.*'; choose from: cls, mean, max, last"):
+    with pytest.raises(UserError, match=f"unknown task.pooling '{described}.*'; choose from cls, mean, max, last"):
         embed(loaded, texts_of(arrays))
     assert_vectors(embed(loaded, texts_of(arrays), pool="mean", max_length=9), arrays["vectors/mean"])
 

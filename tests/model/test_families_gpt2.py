@@ -13,12 +13,12 @@ from tokenizer_kinds import byte_pairs
 
 from bert_jax.config import (
     AutoObjective,
+    AutoTaskConfig,
     FinetuneConfig,
     ModelOptions,
     PretrainConfig,
     PretrainDataConfig,
     ReplacedTokens,
-    TaskConfig,
 )
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
@@ -161,7 +161,7 @@ def test_classifying_by_the_first_token_of_a_causal_model_is_refused(tmp_path):
     huggingface_export.write(random_checkpoint(tmp_path / "words", gpt2(), Heads(lm=True)), tmp_path / "gpt2")
     (tmp_path / "train.tsv").write_text("text\tlabel\nthe cat\tx\na mat\ty\n")
     files = {"train": str(tmp_path / "train.tsv"), "dev": str(tmp_path / "train.tsv")}
-    config = FinetuneConfig(init_from=str(tmp_path / "gpt2"), task=TaskConfig(text="text", label="label", **files))
+    config = FinetuneConfig(init_from=str(tmp_path / "gpt2"), task=AutoTaskConfig(text="text", label="label", **files))
     with pytest.raises(UserError, match=r"the model is causal.*task\.pooling=mean"):
         finetune(config, tmp_path / "run")
 

@@ -14,7 +14,7 @@ from golden import REFRESH, TOLERANCE, read_arrays
 from random_checkpoints import odd_config, random_checkpoint
 from tokenizer_kinds import make, random_texts
 
-from bert_jax.config import FinetuneConfig, ModelOptions, TaskConfig
+from bert_jax.config import AutoTaskConfig, FinetuneConfig, ModelOptions
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.interop import export, huggingface, huggingface_export, stablehlo
@@ -161,7 +161,7 @@ def test_a_vocabulary_without_special_tokens_is_refused_with_the_first_vector_of
     words = tokenizer.load(folder("gpt2")[0])
     (tmp_path / "train.tsv").write_text("text\tlabel\nthe cat\tx\na mat\ty\n")
     files = {"train": str(tmp_path / "train.tsv"), "dev": str(tmp_path / "train.tsv")}
-    task = TaskConfig(text="text", label="label", **files)
+    task = AutoTaskConfig(text="text", label="label", **files)
     config = FinetuneConfig(model=ModelOptions(preset="tiny"), task=task)
     with pytest.raises(UserError, match=r"adds no \[CLS\]\. Use --config\.task\.pooling=mean"):
         finetune(config, tmp_path / "run", words)

@@ -17,7 +17,7 @@ from scipy.special import softmax
 from tiny_batches import lay, random_sequence
 
 from bert_jax.commands.features import result_table
-from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, TaskConfig
+from bert_jax.config import AdamW, AutoTaskConfig, FinetuneConfig, LinearSchedule
 from bert_jax.errors import UserError
 from bert_jax.interop import export
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -25,7 +25,6 @@ from bert_jax.model import layers
 from bert_jax.model.bert import bind, init_params
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.outputs import encode_for_task, tag_logits
-from bert_jax.tasks import registry
 from bert_jax.tasks.embedder import embed
 from bert_jax.tasks.evaluation import evaluate
 from bert_jax.tasks.features import HeadOptions, WordVectors, train_head
@@ -115,7 +114,7 @@ def test_a_fine_tuned_mix_is_saved_measured_and_exported(reviews, tmp_path, monk
     export.write(start, tmp_path / "start")
     columns = {"text": "text", "label": "label"}
     config = FinetuneConfig(
-        task=TaskConfig(**reviews, **columns, max_length=16, layer_mix=True),
+        task=AutoTaskConfig(**reviews, **columns, max_length=16, layer_mix=True),
         optimizer=AdamW(learning_rate=1e-2, schedule=LinearSchedule(warmup_steps=-1)),
         batch_size=16,
         epochs=4.0,
@@ -150,14 +149,6 @@ def test_a_fine_tuned_mix_is_saved_measured_and_exported(reviews, tmp_path, monk
         export.export(tmp_path / "run", tmp_path / "hf", "hf")
     export.export(tmp_path / "run", tmp_path / "orbax", "orbax")
     assert predict(tmp_path / "orbax", ["the cat sat"], all_scores=True) == [found]
-
-
-def test_other_kinds_of_tasks_refuse_a_mix(tmp_path):
-    file = tmp_path / "choices.tsv"
-    file.write_text("context\tone\ttwo\tlabel\n")
-    config = TaskConfig(train=str(file), text="context", choices=("one", "two"), label="label", layer_mix=True)
-    with pytest.raises(UserError, match=r"task\.layer_mix is for .*regression, tagging.*, not for choice"):
-        registry.resolve(config)
 
 
 def test_embed_refuses_a_mix_that_is_not_learned(tmp_path):

@@ -24,7 +24,7 @@ from tiny_runs import RECIPE, ROOT, TINY
 
 from benchmarks import resume
 from bert_jax.commands import pretrain
-from bert_jax.config import FinetuneConfig, TaskConfig
+from bert_jax.config import AutoTaskConfig, FinetuneConfig
 from bert_jax.errors import RunAgain, UserError
 from bert_jax.interop import export
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -323,7 +323,7 @@ def test_several_seeds_are_fine_tuned_in_the_store_from_a_run_in_the_store(bucke
         rows = [f"the sea was {('dark', 'good')[number % 2]}\t{number % 2}" for number in range(count)]
         (tmp_path / f"{split}.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     files = {split: str(tmp_path / f"{split}.tsv") for split in ("train", "dev")}
-    task = TaskConfig(text="text", label="label", max_length=16, **files)
+    task = AutoTaskConfig(text="text", label="label", max_length=16, **files)
     tuning = FinetuneConfig(task=task, batch_size=8, epochs=1.0, log_every=1, seeds=(0, 1), init_from=str(trained))
     result = finetune(tuning, f"{bucket}/tuned")
     workdir = location(f"{bucket}/tuned")

@@ -13,7 +13,16 @@ import pytest
 from golden import assert_close, open_golden, task_batch
 from scipy.special import log_softmax
 
-from bert_jax.config import AdamW, FinetuneConfig, LinearSchedule, MeshConfig, ModelConfig, ModelOptions, TaskConfig
+from bert_jax.config import (
+    AdamW,
+    AutoTaskConfig,
+    ChoiceConfig,
+    FinetuneConfig,
+    LinearSchedule,
+    MeshConfig,
+    ModelConfig,
+    ModelOptions,
+)
 from bert_jax.errors import UserError
 from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params, bind
@@ -199,7 +208,7 @@ def test_swag_is_read_as_published(tmp_path: Path) -> None:
     (folder / "train.csv").write_text(SWAG)
     (folder / "val.csv").write_text(SWAG)
     (folder / "test.csv").write_text("\n".join(line.rpartition(",")[0] for line in SWAG.splitlines()) + "\n")
-    task, files = registry.resolve(TaskConfig(name="swag", data_dir=str(tmp_path)))
+    task, files = registry.resolve(AutoTaskConfig(name="swag", data_dir=str(tmp_path)))
     assert list(files) == ["train", "dev", "test"] and task.kind == "choice"
     (item,) = registry.read(task, files["dev"]).items
     endings = ("passes by.", "has heard.", "arrives", "turns")
@@ -213,7 +222,7 @@ def test_copa_asks_for_the_cause_or_the_effect(tmp_path: Path) -> None:
     folder.mkdir()
     for name, records in (("train", COPA), ("val", COPA), ("test", [record | {"label": None} for record in COPA])):
         json_lines(folder / f"{name}.jsonl", records)
-    task, files = registry.resolve(TaskConfig(name="copa", data_dir=str(tmp_path)))
+    task, files = registry.resolve(AutoTaskConfig(name="copa", data_dir=str(tmp_path)))
     split = registry.read(task, files["train"])
     assert [item.context for item in split.items] == [
         "It rained. What happened as a RESULT?",
@@ -227,8 +236,7 @@ def test_copa_asks_for_the_cause_or_the_effect(tmp_path: Path) -> None:
 
 
 def own(path: Path, **columns: str) -> Split[MultipleChoice]:
-    task, files = registry.resolve(TaskConfig(train=str(path), text="context", label="right", **columns))
-    assert task.kind == "choice"
+    task, files = registry.resolve(ChoiceConfig(train=str(path), text="context", label="right", **columns))
     return registry.read(task, files["train"])
 
 
@@ -350,9 +358,7 @@ def test_a_table_needs_the_columns_of_all_choices(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     path.write_text("context,choices,right\na,b,0\n")
     with pytest.raises(UserError, match=r"task.choices names one column, 'choices'. Name one column for each choice"):
-        own(path, kind="choice")
-    with pytest.raises(UserError, match=r"task.choices is for choice, not for regression; leave it out"):
-        own(path, choices=("a", "b"), kind="regression")
+        own(path)
 
 
 def test_what_is_to_be_predicted_is_a_line_of_parts_or_an_object() -> None:
@@ -378,7 +384,7 @@ def test_it_learns_from_scratch(tmp_path: Path, letters: Tokenizer) -> None:
     files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "dev")}
     config = FinetuneConfig(
         model=ModelOptions(layers=1, width=32, heads=2, feed_forward=64, max_positions=16, dropout=0.0),
-        task=TaskConfig(**files, kind="choice", text="context", label="right", max_length=16),
+        task=ChoiceConfig(**files, text="context", label="right", max_length=16),
         optimizer=AdamW(learning_rate=5e-3, schedule=LinearSchedule(warmup_steps=-1)),
         batch_size=16,
         epochs=3.0,

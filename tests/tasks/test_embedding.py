@@ -14,7 +14,7 @@ import pytest
 from random_checkpoints import odd_config, random_checkpoint
 from tiny_steps import DEFAULT
 
-from bert_jax.config import AdamW, FinetuneConfig, MeshConfig, TaskConfig
+from bert_jax.config import AdamW, EmbeddingConfig, FinetuneConfig, MeshConfig
 from bert_jax.errors import UserError
 from bert_jax.interop import export as bert_jax_export
 from bert_jax.interop import huggingface_export
@@ -171,9 +171,9 @@ def test_a_list_of_negatives_may_have_any_length(tmp_path: Path, words) -> None:
 @pytest.mark.parametrize(
     ("changes", "rows", "message"),
     [
-        ({"loss": "triplet"}, PAIRS, "task.loss is 'triplet'; choose from: contrastive, cosent"),
-        ({"scale": 0.0}, PAIRS, "task.scale is 0.0; use a factor above 0"),
-        ({"pooling": "attention_dot"}, PAIRS, "task.pooling is 'attention_dot'; choose from: cls, mean, max, last"),
+        ({"loss": "triplet"}, PAIRS, "unknown task.loss 'triplet'; choose from contrastive, cosent"),
+        ({"scale": 0.0}, PAIRS, "task.scale is 0.0. Use a number above 0"),
+        ({"pooling": "attention_dot"}, PAIRS, "unknown task.pooling 'attention_dot'; choose from cls, mean, max, last"),
         ({"dimensions": (8, 0)}, PAIRS, "task.dimensions is"),
         ({"loss": "cosent", "negatives": ()}, PAIRS, "task.loss is cosent, but .* has no scores"),
         ({"loss": "cosent"}, PAIRS, "task.symmetric and task.negatives are for task.loss=contrastive"),
@@ -306,8 +306,7 @@ def test_a_model_learns_which_texts_belong_together_and_keeps_its_settings(
     files = synonyms(tmp_path)
     config = FinetuneConfig(
         init_from=str(start),
-        task=TaskConfig(
-            kind="embedding",
+        task=EmbeddingConfig(
             train=files["train"],
             dev=files["dev"],
             text="a",
@@ -350,7 +349,7 @@ def test_a_model_learns_which_texts_belong_together_and_keeps_its_settings(
 def test_what_a_loss_over_vectors_cannot_do_is_refused(
     tmp_path: Path, start: Path, one_device: None, changes: dict, message: str
 ) -> None:
-    task = TaskConfig(kind="embedding", train=synonyms(tmp_path)["train"], text="a", text_pair="b", max_length=8)
+    task = EmbeddingConfig(train=synonyms(tmp_path)["train"], text="a", text_pair="b", max_length=8)
     with pytest.raises(UserError, match=message):
         finetune(FinetuneConfig(init_from=str(start), task=task, batch_size=32, **changes), tmp_path / "run")
 
@@ -373,7 +372,7 @@ def test_training_continues_with_the_settings_of_a_folder(tmp_path: Path, start:
     )
     huggingface_export.write_sentence_transformer(loaded, tmp_path / "folder")
     own = open_checkpoint(tmp_path / "folder").task
-    options = TaskConfig(kind="embedding", train=synonyms(tmp_path)["train"], text="a", text_pair="b")
+    options = EmbeddingConfig(train=synonyms(tmp_path)["train"], text="a", text_pair="b")
 
     def continued(**changes: object) -> EmbeddingTask:
         config = dataclasses.replace(options, **changes)
@@ -391,7 +390,7 @@ def test_training_continues_with_the_settings_of_a_folder(tmp_path: Path, start:
     lines: list[str] = []
     _, data, _ = prepare(config, tmp_path / "run", report=lines.append)
     assert data.task.normalize is False
-    said = "task.pooling='cls', task.normalize=False, task.prompt='x', task.query_prompt='query: ', task.truncate_dim=5"
+    said = "task.pooling='cls', task.prompt='x', task.query_prompt='query: ', task.truncate_dim=5, task.normalize=False"
     assert f"as in {config.init_from}: {said}" in lines
     swept = dataclasses.replace(config, sweep={"task.normalize": (True, False), "task.query_prompt": ("none", "a: ")})
     found = [prepare(one.config, tmp_path / "run")[1].task for one in finetuning.settings_of(swept)]
@@ -402,9 +401,9 @@ def test_training_continues_with_the_settings_of_a_folder(tmp_path: Path, start:
 def test_a_pooling_of_the_configuration_replaces_one_that_is_unknown(tmp_path: Path, start: Path) -> None:
     task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 8, "pooling": "mean + max"}
     bert_jax_export.write(dataclasses.replace(open_checkpoint(start), task=task), tmp_path / "folder")
-    options = TaskConfig(kind="embedding", train=synonyms(tmp_path)["train"], text="a", text_pair="b", max_length=8)
+    options = EmbeddingConfig(train=synonyms(tmp_path)["train"], text="a", text_pair="b", max_length=8)
     config = FinetuneConfig(init_from=str(tmp_path / "folder"), task=options, batch_size=32, epochs=1.0)
-    with pytest.raises(UserError, match=r"task\.pooling is 'mean \+ max'"):
+    with pytest.raises(UserError, match=r"unknown task\.pooling 'mean \+ max'"):
         prepare(config, tmp_path / "run")
     chosen = dataclasses.replace(config, task=dataclasses.replace(options, pooling="max"))
     _, data, _ = prepare(chosen, tmp_path / "run")

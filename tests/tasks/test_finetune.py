@@ -18,12 +18,13 @@ from tiny_runs import ROOT
 from bert_jax.commands import finetune as commands_finetune
 from bert_jax.config import (
     AdamW,
+    AutoTaskConfig,
     CheckpointConfig,
     EvalConfig,
     FinetuneConfig,
     LinearSchedule,
     ModelOptions,
-    TaskConfig,
+    RegressionConfig,
     TrainConfig,
 )
 from bert_jax.config.model import LoraConfig
@@ -49,7 +50,7 @@ start, reviews = tiny_finetuning.start, tiny_finetuning.reviews  # fixtures
 def treebank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The first sentences of each part of the bundled treebank, as CoNLL-U."""
     folder = tmp_path_factory.mktemp("treebank")
-    task, files = registry.resolve(TaskConfig(name="ewt"))
+    task, files = registry.resolve(AutoTaskConfig(name="ewt"))
     for split, count in (("train", 480), ("dev", 60), ("test", 60)):
         lines = []
         for sentence in registry.read(task, files[split]).items[:count]:
@@ -65,7 +66,7 @@ def treebank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_tagging_learns_and_the_workdir_is_a_checkpoint_of_its_task(
     start: Path, treebank: dict[str, str], tmp_path: Path
 ) -> None:
-    config = config_of(start, TaskConfig(name="ewt", **treebank), eval=EvalConfig(every_steps=20))
+    config = config_of(start, AutoTaskConfig(name="ewt", **treebank), eval=EvalConfig(every_steps=20))
     workdir = tmp_path / "ewt"
     result = finetune(config, workdir)
     assert json.loads((workdir / "result.json").read_text()) == result
@@ -93,7 +94,7 @@ def test_several_seeds_are_summarized_and_the_workdir_opens_as_the_best(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    task = TaskConfig(**reviews, text="review", text_pair="pair", label="stars")
+    task = AutoTaskConfig(**reviews, text="review", text_pair="pair", label="stars")
     config = config_of(start, task, epochs=5.0, seeds=(0, 1))
     config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, ema_decay=0.9))
     workdir = tmp_path / "own"
@@ -146,7 +147,7 @@ def test_the_parameters_of_a_finished_seed_are_freed_before_the_next_one_trains(
         return Result(step=1, seconds=0.0, tokens=0, evaluation={}, params=params, kept=1)
 
     monkeypatch.setattr(loop, "fit", fit)
-    task = TaskConfig(train=reviews["train"], text="review", label="stars")
+    task = AutoTaskConfig(train=reviews["train"], text="review", label="stars")
     config = config_of(start, task, steps=1, seeds=3)
     _, data, runs = prepared_runs.prepare(config, tmp_path / "run")
     trials.train(data.task, data.rows, runs)
@@ -156,7 +157,7 @@ def test_the_parameters_of_a_finished_seed_are_freed_before_the_next_one_trains(
 @pytest.mark.slow
 def test_a_regression_is_measured_by_correlations(start: Path, reviews: dict[str, str], tmp_path: Path) -> None:
     files = {split: reviews[split] for split in ("train", "dev")}
-    task = TaskConfig(**files, text="review", label="score", kind="regression", pooling="attention_additive")
+    task = RegressionConfig(**files, text="review", label="score", pooling="attention_additive")
     result = finetune(config_of(start, task, epochs=6.0), tmp_path / "own")
     assert result["metrics"]["pearson"]["mean"] > 0.5
     loaded = open_checkpoint(tmp_path / "own")
@@ -170,7 +171,7 @@ def test_a_regression_is_measured_by_correlations(start: Path, reviews: dict[str
 def test_training_the_head_alone_leaves_the_rest_bit_for_bit(
     start: Path, reviews: dict[str, str], tmp_path: Path
 ) -> None:
-    task = TaskConfig(train=reviews["train"], text="review", label="stars")
+    task = AutoTaskConfig(train=reviews["train"], text="review", label="stars")
     result = finetune(config_of(start, task, steps=2, train_layers="head"), tmp_path / "head")
     assert result["metrics"] == {}
     before, after = open_checkpoint(start).params, read_params(tmp_path / "head")
@@ -183,7 +184,7 @@ def test_gradual_unfreezing_resumes_bit_for_bit_in_every_stage(
     start: Path, reviews: dict[str, str], tmp_path: Path
 ) -> None:
     """Four stages of two steps each: the head, two layers, the embeddings; a run resumes from each of its steps."""
-    task = TaskConfig(train=reviews["train"], text="review", label="stars")
+    task = AutoTaskConfig(train=reviews["train"], text="review", label="stars")
     checkpoint = CheckpointConfig(every_steps=1, every_minutes=0.0, keep=0)
     config = config_of(start, task, steps=7, train_layers="gradual:0.25", checkpoint=checkpoint)
     assert trials.unfreeze_every(config, 96) == 2
@@ -217,7 +218,7 @@ def test_a_run_too_short_for_gradual_unfreezing_says_what_never_trains(
     start: Path, reviews: dict[str, str], tmp_path: Path, capsys: Any, epochs: str, changes: Any, message: str
 ) -> None:
     """An epoch has 6 steps."""
-    task = TaskConfig(train=reviews["train"], text="review", label="stars")
+    task = AutoTaskConfig(train=reviews["train"], text="review", label="stars")
     config = config_of(start, task, train_layers=epochs, **changes)
     prepared_runs.prepare(config, tmp_path / "run")
     found = capsys.readouterr().err
@@ -230,7 +231,7 @@ def test_adapters_train_alone_and_the_merged_model_is_the_one_that_was_measured(
 ) -> None:
     """The checkpoint holds the start bit for bit; every command reads it with the adapters merged."""
     files = {split: reviews[split] for split in ("train", "dev")}
-    task = TaskConfig(**files, text="review", label="stars")
+    task = AutoTaskConfig(**files, text="review", label="stars")
     lora = LoraConfig(rank=4, alpha=32.0, dropout=0.1, targets="attention/(query|value)|feed_forward")
     optimizer = AdamW(learning_rate=2e-2, schedule=LinearSchedule(warmup_steps=-1))
     result = finetune(config_of(start, task, epochs=8.0, lora=lora, optimizer=optimizer), tmp_path / "lora")
@@ -259,7 +260,7 @@ def test_mnli_is_evaluated_by_split_submitted_and_recorded_as_the_start_of_rte(
     start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_nli(tmp_path / "glue")
-    task = TaskConfig(name="mnli", data_dir=str(tmp_path))
+    task = AutoTaskConfig(name="mnli", data_dir=str(tmp_path))
     result = finetune(config_of(start, task), tmp_path / "mnli")
     submitting = dataclasses.replace(task, submission=str(tmp_path / "leaderboard"))
     assert finetune(config_of(start, submitting), tmp_path / "mnli") == result  # nothing is left to train
@@ -276,7 +277,7 @@ def test_mnli_is_evaluated_by_split_submitted_and_recorded_as_the_start_of_rte(
     assert "matthews_correlation" in alone and "accuracy" not in alone
 
     capsys.readouterr()
-    rte = config_of(tmp_path / "mnli", TaskConfig(name="rte", data_dir=str(tmp_path)), steps=1)
+    rte = config_of(tmp_path / "mnli", AutoTaskConfig(name="rte", data_dir=str(tmp_path)), steps=1)
     result = finetune(rte, tmp_path / "rte")
     assert result["start"] == {"path": str(tmp_path / "mnli"), "task": "mnli"}
     said = capsys.readouterr().err
@@ -291,14 +292,14 @@ def test_a_tokenizer_much_smaller_than_the_embedding_table_gives_a_warning(
         model = dataclasses.replace(loaded.model, vocab_size=loaded.vocabulary.vocab_size + more)
         other = dataclasses.replace(loaded, model=model)
         monkeypatch.setattr(prepared_runs, "open_initial", lambda _, other=other: other)
-        prepared_runs.open_start(config_of(start, TaskConfig()), None)
+        prepared_runs.open_start(config_of(start, AutoTaskConfig()), None)
         assert ("Check that it belongs to this model" in capsys.readouterr().err) == said
 
 
 def test_a_submission_folder_for_a_task_without_a_leaderboard_is_refused(
     start: Path, reviews: dict[str, str], tmp_path: Path
 ) -> None:
-    task = TaskConfig(train=reviews["train"], text="review", label="stars", submission=str(tmp_path / "out"))
+    task = AutoTaskConfig(train=reviews["train"], text="review", label="stars", submission=str(tmp_path / "out"))
     with pytest.raises(
         UserError,
         match=r"no leaderboard accepts predictions of train of task own; .*boolq",
@@ -401,7 +402,7 @@ def test_an_invalid_configuration_is_refused_before_anything_is_written(
     start: Path, reviews: dict[str, str], tmp_path: Path, mistake: str
 ) -> None:
     changes, message = MISTAKES[mistake]
-    task = TaskConfig(train=reviews["train"], dev=reviews["dev"], text="review", label="stars")
+    task = AutoTaskConfig(train=reviews["train"], dev=reviews["dev"], text="review", label="stars")
     config = config_of(start, task)
     for name, value in changes.items():
         value = dataclasses.replace(config.task, **value) if name == "task" else value
@@ -416,13 +417,13 @@ def test_a_dev_label_that_training_lacks_is_refused_with_file_and_line(
 ) -> None:
     dev = tmp_path / "dev.tsv"
     dev.write_text("review\tstars\nthe sea was good\tyes\nthe sea was there\tmaybe\n")
-    task = TaskConfig(train=reviews["train"], dev=str(dev), text="review", label="stars")
+    task = AutoTaskConfig(train=reviews["train"], dev=str(dev), text="review", label="stars")
     with pytest.raises(UserError, match=r"dev.tsv line 3: unknown label 'maybe'; the task's labels are: 'no', 'yes'"):
         finetune(config_of(start, task), tmp_path / "work")
 
 
 def test_one_seed_and_several_do_not_share_a_workdir(start: Path, reviews: dict[str, str], tmp_path: Path) -> None:
-    task = TaskConfig(train=reviews["train"], text="review", label="stars")
+    task = AutoTaskConfig(train=reviews["train"], text="review", label="stars")
     for name in ("one", "several/seed-0"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "config.json").write_text("{}")
@@ -485,7 +486,7 @@ def test_the_threshold_of_no_answer_is_chosen_on_dev_and_stored_in_the_checkpoin
 ) -> None:
     config = FinetuneConfig(
         init_from=str(start),
-        task=TaskConfig(train=questions["train"], dev=questions["dev"], max_length=64),
+        task=AutoTaskConfig(train=questions["train"], dev=questions["dev"], max_length=64),
         steps=2,
         batch_size=8,
     )

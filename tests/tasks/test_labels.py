@@ -12,7 +12,7 @@ from random_checkpoints import odd_config, random_checkpoint
 from sklearn.metrics import f1_score
 from sklearn.utils.class_weight import compute_class_weight
 
-from bert_jax.config import CheckpointConfig, FinetuneConfig, TaskConfig
+from bert_jax.config import AutoTaskConfig, CheckpointConfig, FinetuneConfig, TaskConfig, load
 from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.heads.config import Heads
@@ -118,7 +118,7 @@ def test_names_that_mean_the_same_are_paired() -> None:
 
 def test_a_head_is_kept_for_the_same_labels_in_another_order(tmp_path: Path) -> None:
     model = model_of(tmp_path, NLI)
-    task = registry.resolve(TaskConfig(name="mnli", train=str(tmp_path / "a.tsv"), max_length=16))[0]
+    task = registry.resolve(AutoTaskConfig(name="mnli", train=str(tmp_path / "a.tsv"), max_length=16))[0]
     kept = runs.with_labels_of(model, task)
     assert kept.task["labels"] == ["entailment", "neutral", "contradiction"]
     before, after = predict(model, TEXTS), predict(kept, TEXTS)
@@ -136,7 +136,7 @@ def test_a_head_is_kept_for_the_same_labels_in_another_order(tmp_path: Path) -> 
 
 def test_labels_of_a_named_task_take_new_names_and_an_order(tmp_path: Path) -> None:
     train = table(tmp_path / "train.tsv", ["0", "1", "1", "0", "1", "0"])
-    config = TaskConfig(
+    config = AutoTaskConfig(
         train=str(train), text="text", label="label", label_map={"0": "NEGATIVE", "1": "POSITIVE"}, positive="NEGATIVE"
     )
     task, files = registry.resolve(config)
@@ -147,12 +147,14 @@ def test_labels_of_a_named_task_take_new_names_and_an_order(tmp_path: Path) -> N
     assert {item.label for item in split.items} == set(task.labels)
     task, _ = registry.resolve(dataclasses.replace(config, labels=("POSITIVE", "NEGATIVE")))
     assert task.complete(registry.read(task, files["train"])).labels == ("POSITIVE", "NEGATIVE")
-    named, _ = registry.resolve(TaskConfig(name="sst2", train=str(train), label_map={"0": "NEGATIVE", "1": "POSITIVE"}))
+    named, _ = registry.resolve(
+        AutoTaskConfig(name="sst2", train=str(train), label_map={"0": "NEGATIVE", "1": "POSITIVE"})
+    )
     assert named.labels == ("NEGATIVE", "POSITIVE")
 
 
 def test_metrics_are_chosen_and_f1_is_that_of_the_positive_label() -> None:
-    config = TaskConfig(
+    config = AutoTaskConfig(
         train="a.tsv", text="0", label="1", metrics=("precision", "recall", "f1", "accuracy"), positive="c"
     )
     task = dataclasses.replace(registry.resolve(config)[0], labels=("a", "b", "c"))
@@ -179,17 +181,19 @@ def test_metrics_are_chosen_and_f1_is_that_of_the_positive_label() -> None:
         ({"metrics": ("f1", "f1")}, "task.metrics is 'f1,f1'; give different names"),
         ({"labels": ("a", "b"), "positive": "c"}, "task.positive is 'c', which is not a label of the task: a, b"),
         ({"labels": ("a", "b"), "label_map": {"0": "c"}}, "names 'c', which is not a label of the task: a, b"),
-        ({"kind": "regression", "labels": ("a", "b")}, "task.labels is for classification.*not for regression"),
+        ({"kind": "regression", "labels": ("a", "b")}, "unknown key task.labels: task=regression does not have it"),
         (
             {"kind": "regression", "label_map": {"0": "a"}},
-            "task.label_map is for classification.*not for regression",
+            "unknown key task.label_map: .* --task=auto or classification",
         ),
-        ({"kind": "regression", "scale_targets": "maybe"}, "task.scale_targets is 'maybe'; choose from: auto, yes, no"),
+        ({"kind": "regression", "scale_targets": "maybe"}, "scale_targets 'maybe'; choose from auto, yes, no"),
     ],
 )
 def test_impossible_metrics_and_labels_are_refused(options: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        registry.resolve(TaskConfig(train="a.tsv", text="0", label="1", **options))
+        registry.resolve(
+            load(TaskConfig, {"kind": "auto", "train": "a.tsv", "text": "0", "label": "1"} | options, "task")
+        )
 
 
 def test_the_metric_that_keeps_a_checkpoint_chooses_seeds_and_rates() -> None:
@@ -231,7 +235,7 @@ def test_given_weights_go_by_label_and_the_others_weigh_1() -> None:
             r"so all classes weigh 0; give one a weight above 0",
         ),
         ({"class_weights": {"a": -1.0}}, r"has 'a': -1\.0\. Use a number of 0 or more"),
-        ({"label_smoothing": 1.0}, r"task.label_smoothing is 1.0; use 0 \(none\) or a share below 1"),
+        ({"label_smoothing": 1.0}, r"task.label_smoothing is 1.0. Use a rate from 0 to below 1"),
     ],
 )
 def test_invalid_weights_and_shares_are_refused(options: dict, said: str) -> None:
@@ -242,8 +246,8 @@ def test_invalid_weights_and_shares_are_refused(options: dict, said: str) -> Non
 
 @pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"class_weights": "balanced"}])
 def test_options_of_another_kind_are_refused(options: dict) -> None:
-    with pytest.raises(UserError, match=rf"task.{next(iter(options))} is for classification, .*, not for regression;"):
-        registry.resolve(TaskConfig(train="a.tsv", kind="regression", **options))
+    with pytest.raises(UserError, match=rf"unknown key task.{next(iter(options))}: task=regression does not have it"):
+        load(TaskConfig, {"kind": "regression", **options}, "task")
     with pytest.raises(UserError, match=r"which task.crf replaces; remove one"):
         TaggingTask("own", crf=True, **options)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.config import TaskConfig
+from bert_jax.config import AutoTaskConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks import leaderboards
 from bert_jax.tasks.named import TASKS
@@ -42,7 +42,7 @@ def test_labels_with_other_names_are_refused(tmp_path: Path) -> None:
     ):
         leaderboards.write_submission(task, "test", answers("good"), tmp_path)
     with pytest.raises(UserError, match=r"the leaderboard of task\.submission expects the labels of its own files"):
-        resolve(TaskConfig(name="cola", label_map={"0": "bad", "1": "good"}, submission=str(tmp_path)))
+        resolve(AutoTaskConfig(name="cola", label_map={"0": "bad", "1": "good"}, submission=str(tmp_path)))
 
 
 def test_scores_of_similarity_stay_within_their_range(tmp_path: Path) -> None:

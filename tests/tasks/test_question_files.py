@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_checkpoints import write_vocabulary
 
-from bert_jax.config import FinetuneConfig, ModelOptions, TaskConfig
+from bert_jax.config import AutoTaskConfig, FinetuneConfig, ModelOptions, QuestionConfig
 from bert_jax.errors import UserError
 from bert_jax.storage.location import location
 from bert_jax.tasks import registry
@@ -124,7 +124,7 @@ def test_answers_that_are_not_in_their_contexts_are_refused_before_training(tmp_
     tokenizer = tokenizer_lib.load(tmp_path, lowercase=True)
     record = {"question": "When?", "context": CONTEXT}
     path = json_lines(tmp_path / "train.jsonl", record | {"answers": "1906"}, record | {"answers": []})
-    config = FinetuneConfig(model=ModelOptions(preset="tiny"), task=TaskConfig(kind="question", train=str(path)))
+    config = FinetuneConfig(model=ModelOptions(preset="tiny"), task=QuestionConfig(train=str(path)))
     with pytest.raises(UserError, match=r"train\.jsonl: no answer occurs in its context, .*\(line 1: '1906'\)"):
         prepare(config, location(tmp_path / "run"), tokenizer)
     json_lines(path, record | {"answers": "1906"}, record | {"answers": "1905"})
@@ -146,7 +146,7 @@ def test_parquet_as_hugging_faces_data_sets_have_it_is_read_as_a_named_task(tmp_
     ]
     for split in ("train", "validation"):
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{split}-00000-of-00001.parquet")
-    task, files = registry.resolve(TaskConfig(name="squad2", data_dir=str(tmp_path), max_length=384))
+    task, files = registry.resolve(AutoTaskConfig(name="squad2", data_dir=str(tmp_path), max_length=384))
     assert [one.answers for one in registry.read(task, files["dev"]).items] == [(Answer("1905", 24),), ()]
     assert task.unanswerable and task.max_length == 384
 

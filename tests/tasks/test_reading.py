@@ -19,7 +19,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.config import TaskConfig
+from bert_jax.config import AutoTaskConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks import measurement, named, registry
 from bert_jax.tasks.kinds.classification import ClassificationTask
@@ -320,9 +320,9 @@ def test_parquet_files_of_two_data_sets_are_ambiguous(tmp_path: Path) -> None:
 def test_a_split_that_is_part_of_another_one_is_refused(tmp_path: Path) -> None:
     first, _, last = map(str, write_shards(tmp_path, SEVEN))
     with pytest.raises(UserError, match=r"reads all 3 files of this data set, but dev is one of them: train-00002-of"):
-        registry.resolve(TaskConfig(train=first, dev=last, text="text", label="label"))
+        registry.resolve(AutoTaskConfig(train=first, dev=last, text="text", label="label"))
     registry.resolve(
-        TaskConfig(train=last, dev=first.replace("train-00000", "train-00001"), text="text", label="label")
+        AutoTaskConfig(train=last, dev=first.replace("train-00000", "train-00001"), text="text", label="label")
     )
 
 
@@ -374,7 +374,7 @@ def test_prepared_data_of_tensorflow_datasets_are_read_as_a_named_task_and_as_on
     write_prepared(tmp_path / "glue/mrpc/2.0.0", {"train": rows, "validation": rows[:3], "test": unlabelled}, classes)
     monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path))
     for data_dir in ("tfds:", "tfds:glue/mrpc", "tfds:glue/mrpc:2.0.0", f"tfds:{tmp_path}/glue/mrpc/2.0.0"):
-        task, files = registry.resolve(TaskConfig(name="mrpc", data_dir=data_dir))
+        task, files = registry.resolve(AutoTaskConfig(name="mrpc", data_dir=data_dir))
         found = {split: registry.read(task, path, label_required=split != "test") for split, path in files.items()}
         assert {split: (len(part.items), part.labelled) for split, part in found.items()} == {
             "train": (5, True),
@@ -382,7 +382,7 @@ def test_prepared_data_of_tensorflow_datasets_are_read_as_a_named_task_and_as_on
             "test": (5, False),
         }
         assert found["train"].items[1] == ("über 1", "b 1", "1", 2)  # by the task's labels
-    own = TaskConfig(train="tfds:glue/mrpc:train[:40%]", text="sentence1", label="label")
+    own = AutoTaskConfig(train="tfds:glue/mrpc:train[:40%]", text="sentence1", label="label")
     task, files = registry.resolve(own)
     assert [item.label for item in registry.read(task, files["train"]).items] == classes  # by its own names
     with pytest.raises(UserError, match=r"no column 'review'; its columns are: .*sentence1.*task.text"):
@@ -390,7 +390,7 @@ def test_prepared_data_of_tensorflow_datasets_are_read_as_a_named_task_and_as_on
     with pytest.raises(UserError, match=r"unknown split dev; choose from .*validation"):
         labelled.read_table(Path("tfds:glue/mrpc:dev"), OWN, label_required=True)
     with pytest.raises(UserError, match="TensorFlow Datasets has no ewt"):
-        registry.resolve(TaskConfig(name="ewt", data_dir="tfds:"))
+        registry.resolve(AutoTaskConfig(name="ewt", data_dir="tfds:"))
 
 
 def test_a_clone_of_a_hugging_face_data_set_is_found_by_its_own_names(tmp_path: Path) -> None:
@@ -402,7 +402,7 @@ def test_a_clone_of_a_hugging_face_data_set_is_found_by_its_own_names(tmp_path: 
         for part in range(parts):
             file = folder / f"{name}-{part:05d}-of-{parts:05d}.parquet"
             write_parquet(file, rows, ["entailment", "neutral", "contradiction"])
-    task, files = registry.resolve(TaskConfig(name="mnli", data_dir=str(tmp_path)))
+    task, files = registry.resolve(AutoTaskConfig(name="mnli", data_dir=str(tmp_path)))
     assert list(files) == ["train", "dev", "dev_mismatched", "test", "ax"]
     splits = [registry.read(task, path, label_required=False).items for path in files.values()]
     assert [len(items) for items in splits] == [2, 1, 1, 1, 1]

@@ -3,14 +3,20 @@
 import dataclasses
 import json
 import os
-import re
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bert_jax.config import TaskConfig
+from bert_jax.config import (
+    AutoTaskConfig,
+    ClassificationConfig,
+    FinetuneConfig,
+    RegressionConfig,
+    TaskConfig,
+    load,
+)
 from bert_jax.errors import UserError
 from bert_jax.tasks import named, registry
 from bert_jax.tasks.kinds import tagging
@@ -110,7 +116,7 @@ def test_a_glue_folder_is_read_in_its_published_layout(tmp_path: Path, name: str
         (folder / f"{split}.tsv").write_text(GLUE_FILES[name][0])
     (folder / "test.tsv").write_text(GLUE_FILES[name][1])
     for data_dir in (tmp_path, folder):
-        task, files = registry.resolve(TaskConfig(name=name, data_dir=str(data_dir)))
+        task, files = registry.resolve(AutoTaskConfig(name=name, data_dir=str(data_dir)))
         assert list(files) == ["train", "dev", "test"]
         train, test = registry.read(task, files["train"]), registry.read(task, files["test"], label_required=False)
         assert train.items[0][:3] == EXPECTED[name]
@@ -127,7 +133,7 @@ def mnli(tmp_path: Path) -> Path:
 
 
 def test_mnli_has_matched_and_mismatched_files_and_the_diagnostic_set(mnli: Path) -> None:
-    task, files = registry.resolve(TaskConfig(name="mnli", data_dir=str(mnli)))
+    task, files = registry.resolve(AutoTaskConfig(name="mnli", data_dir=str(mnli)))
     assert list(files) == ["train", "dev", "dev_mismatched", "test", "test_mismatched", "ax"]
     for split, path in files.items():
         found = registry.read(task, path, label_required=split.startswith(("train", "dev")))
@@ -138,7 +144,7 @@ def test_mnli_has_matched_and_mismatched_files_and_the_diagnostic_set(mnli: Path
 
 def test_the_labelled_diagnostic_set_is_taken_before_the_bare_one_and_has_its_own_metric(mnli: Path) -> None:
     (mnli / "diagnostic" / "diagnostic-full.tsv").write_text(DIAGNOSTIC)
-    task, files = registry.resolve(TaskConfig(name="mnli", data_dir=str(mnli)))
+    task, files = registry.resolve(AutoTaskConfig(name="mnli", data_dir=str(mnli)))
     found = registry.read(task, files["ax"], label_required=False)
     assert found.items[0][:3] == ("The cat sat.", "The cat did not sit.", "contradiction")
     assert registry.metrics_of(task, "ax").metrics == ("matthews_correlation",)
@@ -152,14 +158,14 @@ def test_a_named_task_takes_named_files_alone_where_no_folder_is_given(
     (tmp_path / "four.tsv").write_text(
         "index\tsentence1\tsentence2\tgold_label\n0\tIt is.\tIt is not.\tcontradiction\n"
     )
-    task, files = registry.resolve(TaskConfig(name="mnli", train=str(tmp_path / "four.tsv"), dev="dev.tsv"))
+    task, files = registry.resolve(AutoTaskConfig(name="mnli", train=str(tmp_path / "four.tsv"), dev="dev.tsv"))
     assert list(files) == ["train", "dev"]
     assert registry.read(task, files["train"]).items == (("It is.", "It is not.", "contradiction", 2),)
 
 
 def test_the_bundled_treebank_is_the_default_of_ewt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BERT_JAX_DATA", raising=False)
-    task, files = registry.resolve(TaskConfig(name="ewt"))
+    task, files = registry.resolve(AutoTaskConfig(name="ewt"))
     for path in files.values():
         tags = {tag for item in registry.read(task, path).items for tag in item.tags}
         assert tags <= set(task.labels) and len(tags) > 10
@@ -167,7 +173,7 @@ def test_the_bundled_treebank_is_the_default_of_ewt(monkeypatch: pytest.MonkeyPa
 
 
 def test_own_files_need_no_name(tmp_path: Path) -> None:
-    config = TaskConfig(train="a.tsv", dev="b.tsv", text="review", label="stars", max_length=64)
+    config = AutoTaskConfig(train="a.tsv", dev="b.tsv", text="review", label="stars", max_length=64)
     task, files = registry.resolve(config)
     assert (task.kind, task.columns.text, task.columns.label, task.max_length) == (
         "classification",
@@ -176,15 +182,15 @@ def test_own_files_need_no_name(tmp_path: Path) -> None:
         64,
     )
     assert files == {"train": Path("a.tsv"), "dev": Path("b.tsv")}
-    assert registry.resolve(TaskConfig(train="a.conllu.xz"))[0].kind == "tagging"
-    assert registry.resolve(TaskConfig(train="a.tsv", kind="regression"))[0].kind == "regression"
+    assert registry.resolve(AutoTaskConfig(train="a.conllu.xz"))[0].kind == "tagging"
+    assert registry.resolve(RegressionConfig(train="a.tsv"))[0].kind == "regression"
 
 
 def test_a_named_task_may_have_another_file_for_a_split(tmp_path: Path) -> None:
     folder = tmp_path / "RTE"
     folder.mkdir()
     (folder / "train.tsv").write_text(GLUE_FILES["rte"][0])
-    _, files = registry.resolve(TaskConfig(name="rte", data_dir=str(tmp_path), dev="mine.tsv"))
+    _, files = registry.resolve(AutoTaskConfig(name="rte", data_dir=str(tmp_path), dev="mine.tsv"))
     assert files == {"train": folder / "train.tsv", "dev": Path("mine.tsv")}
 
 
@@ -213,7 +219,7 @@ def test_tagging_tasks_are_read_from_their_hugging_face_data_sets(
         else:
             line = json.dumps({"tokens": words, column: numbers})
             (tmp_path / folder / "validation.jsonl").write_text(line + "\n")
-    task, files = registry.resolve(TaskConfig(name=name, data_dir=str(tmp_path)))
+    task, files = registry.resolve(AutoTaskConfig(name=name, data_dir=str(tmp_path)))
     for split in ("train", "dev"):
         (sentence,) = registry.read(task, files[split]).items
         assert sentence.tags == tags and sentence.words == tuple(words[len(words) - len(tags) :])
@@ -240,31 +246,26 @@ def test_numbers_of_ewt_are_those_of_its_data_set_only_in_its_own_column(tmp_pat
 
 
 MISTAKES = {
-    "unknown name": (TaskConfig(name="sst3"), "task.name is 'sst3'; choose from: sst2, cola"),
-    "no task": (TaskConfig(), "no task is given; set task.name"),
+    "unknown name": (AutoTaskConfig(name="sst3"), "task.name is 'sst3'; choose from: sst2, cola"),
+    "no task": (AutoTaskConfig(), "no task is given; set task.name"),
     "columns for a named task": (
-        TaskConfig(name="sst2", text="x"),
+        AutoTaskConfig(name="sst2", text="x"),
         "task.text is for your own files, but task.name is sst2",
     ),
-    "unknown kind": (
-        TaskConfig(train="a.tsv", kind="span"),
-        "task.kind is 'span'; choose from: classification, regression, choice",
-    ),
     "unknown pooling": (
-        TaskConfig(name="rte", dev="a", train="a", test="a", pooling="first"),
-        "task.pooling is 'first'",
+        AutoTaskConfig(name="rte", dev="a", train="a", test="a", pooling="first"),
+        "unknown task.pooling 'first'; choose from cls, mean",
     ),
     "pooled tags": (
-        TaskConfig(train="a.conllu", pooling="mean"),
-        "task.pooling is for classification, regression, choice.*, not for tagging; leave it out",
+        AutoTaskConfig(train="a.conllu", pooling="mean"),
+        "task.pooling is set, but the task is tagging, which does not have it",
     ),
-    "no data folder": (TaskConfig(name="sst2"), r"BERT_JAX_DATA is not set.*SST-2"),
-    "missing folder": (TaskConfig(name="sst2", data_dir="/nowhere/glue"), "no such folder: /nowhere/glue"),
+    "no data folder": (AutoTaskConfig(name="sst2"), r"BERT_JAX_DATA is not set.*SST-2"),
+    "missing folder": (AutoTaskConfig(name="sst2", data_dir="/nowhere/glue"), "no such folder: /nowhere/glue"),
     "a folder without a name": (
-        TaskConfig(train="a.tsv", text="0", label="1", data_dir="glue"),
+        AutoTaskConfig(train="a.tsv", text="0", label="1", data_dir="glue"),
         "task.data_dir is 'glue', which is for the files of a named task, but task.name is not set",
     ),
-    "no room": (TaskConfig(name="sst2", max_length=4), "task.max_length is 4; use 8 or more"),
 }
 
 
@@ -278,20 +279,27 @@ def test_an_invalid_task_is_refused(monkeypatch: pytest.MonkeyPatch, mistake: st
 
 def test_a_folder_without_the_task_is_refused_with_the_paths_tried(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train.tsv of task cola was not found in: .*CoLA.*task.data_dir"):
-        registry.resolve(TaskConfig(name="cola", data_dir=str(tmp_path)))
+        registry.resolve(AutoTaskConfig(name="cola", data_dir=str(tmp_path)))
+
+
+def test_options_of_no_kind_and_no_room_are_refused() -> None:
+    with pytest.raises(UserError, match=r"unknown config\.task 'span'; did you mean spans"):
+        load(FinetuneConfig, {"task": {"kind": "span"}})
+    with pytest.raises(UserError, match=r"config.task.max_length is 4\. Use a finite number of at least 8"):
+        AutoTaskConfig(name="sst2", max_length=4)
 
 
 def test_options_have_the_same_defaults_in_configurations_and_in_tasks() -> None:
     """Except options that are empty or unset in a configuration, which leaves the choice to the task."""
-    configured = {item.name: item.default for item in dataclasses.fields(TaskConfig)}
-    for kind in registry.KINDS.values():
-        for item in dataclasses.fields(kind):
-            if configured.get(item.name) not in ("", None):
-                assert item.default == configured[item.name], (kind, item.name)
+    for name, kind in registry.KINDS.items():
+        own = {item.name: item.default for item in dataclasses.fields(kind)}
+        for item in dataclasses.fields(TaskConfig.kinds[name]):
+            if item.name in own and item.default not in ("", None):
+                assert own[item.name] == item.default, (kind, item.name)
 
 
 def test_a_tagging_file_is_no_classification() -> None:
-    task, files = registry.resolve(TaskConfig(train="a.conllu", kind="classification", text="0", label="1"))
+    task, files = registry.resolve(ClassificationConfig(train="a.conllu", text="0", label="1"))
     with pytest.raises(UserError, match=r"a.conllu is a tagging file"):
         registry.read(task, files["train"])
 
@@ -299,7 +307,7 @@ def test_a_tagging_file_is_no_classification() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_real_files_have_their_published_sizes(bert_jax_data: Path, name: str) -> None:
-    task, files = registry.resolve(TaskConfig(name=name, data_dir=os.fspath(bert_jax_data)))
+    task, files = registry.resolve(AutoTaskConfig(name=name, data_dir=os.fspath(bert_jax_data)))
     splits = {split: registry.read(task, path, label_required=split != "test") for split, path in files.items()}
     assert tuple(len(split.items) for split in splits.values()) == PUBLISHED[name]
     assert splits["test"].labelled == (task.kind == "tagging")
@@ -310,7 +318,7 @@ def test_real_files_have_their_published_sizes(bert_jax_data: Path, name: str) -
 
 @pytest.mark.slow
 def test_conll_2003_holds_its_published_entities(bert_jax_data: Path) -> None:
-    task, files = registry.resolve(TaskConfig(name="conll2003", data_dir=os.fspath(bert_jax_data)))
+    task, files = registry.resolve(AutoTaskConfig(name="conll2003", data_dir=os.fspath(bert_jax_data)))
     found = {
         split: sum(len(tagging.entities(item.tags)) for item in registry.read(task, path).items)
         for split, path in files.items()
@@ -355,7 +363,7 @@ def test_a_superglue_folder_is_read_in_its_published_layout(tmp_path: Path, name
     for file in ("train", "val", "test"):
         told = example | {"idx": 0} | ({} if file == "test" else {"label": label})
         (place / f"{file}.jsonl").write_text(json.dumps(told) + "\n")
-    task, files = registry.resolve(TaskConfig(name=name, data_dir=str(tmp_path)))
+    task, files = registry.resolve(AutoTaskConfig(name=name, data_dir=str(tmp_path)))
     assert list(files) == ["train", "dev", "test"]
     train, test = registry.read(task, files["train"]), registry.read(task, files["test"], label_required=False)
     assert train.items[0].label == (str(label).lower()) and train.items[0].label in task.labels
@@ -370,7 +378,9 @@ def test_a_superglue_folder_is_read_in_its_published_layout(tmp_path: Path, name
 def test_words_of_ones_own_pairs_are_marked_too_and_a_checkpoint_keeps_their_columns(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     path.write_text("a,b,from,to,other,end,same\nthe bank,a bank,4,8,2,6,yes\n")
-    config = TaskConfig(train=str(path), text="a", text_pair="b", label="same", marks=("from", "to", "other", "end"))
+    config = AutoTaskConfig(
+        train=str(path), text="a", text_pair="b", label="same", marks=("from", "to", "other", "end")
+    )
     task, files = registry.resolve(config)
     assert registry.read(task, files["train"]).items == (("the * bank *", "a * bank *", "yes", 2),)
     assert from_json(json.loads(json.dumps(to_json(task)))) == task
@@ -418,7 +428,7 @@ def test_real_subsets_are_read_by_naming_their_files(
 ) -> None:
     folder = bert_jax_data / "glue" / name.upper()
     train, dev = (str(folder / f"{file}.tsv.xz") for file in files)
-    task, found = registry.resolve(TaskConfig(name=name, train=train, dev=dev))
+    task, found = registry.resolve(AutoTaskConfig(name=name, train=train, dev=dev))
     splits = [registry.read(task, path) for path in found.values()]
     assert tuple(len(split.items) for split in splits) == rows
     for split in splits:
@@ -435,8 +445,6 @@ def test_real_subsets_are_read_by_naming_their_files(
     ],
 )
 def test_columns_that_a_kind_does_not_read_are_refused(kind: str, options: dict) -> None:
-    [(key, value)] = options.items()
-    with pytest.raises(
-        UserError, match=re.escape(f"task.{key} is {value!r}, but task.kind={kind} has none; leave it out")
-    ):
-        registry.resolve(TaskConfig(kind=kind, train="a.jsonl", text="a", label="b", **options))
+    [key] = options
+    with pytest.raises(UserError, match=rf"unknown key task.{key}: task={kind} does not have it"):
+        load(TaskConfig, {"kind": kind, "train": "a.jsonl", **options}, "task")

@@ -12,7 +12,7 @@ import pytest
 from random_checkpoints import odd_config, random_checkpoint
 from scipy import stats
 
-from bert_jax.config import ModelConfig, TaskConfig
+from bert_jax.config import ModelConfig, TokenRegressionConfig
 from bert_jax.errors import UserError
 from bert_jax.interop import export as bert_jax_export
 from bert_jax.interop.export import export
@@ -37,7 +37,7 @@ CONLL = "cat\t1.5\nis\t-\na\t-2\n\nbe\t0.25\nab\t_\n"
 
 
 def rows_of(path: Path, tokenizer: Tokenizer) -> LabelledWordRows:
-    task, files = registry.resolve(TaskConfig(train=str(path), kind="token_regression", max_length=8))
+    task, files = registry.resolve(TokenRegressionConfig(train=str(path), max_length=8))
     return task.encode(registry.read(task, files["train"]), tokenizer)
 
 

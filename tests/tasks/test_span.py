@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_checkpoints import odd_config, random_checkpoint
 
-from bert_jax.config import AdamW, EvalConfig, FinetuneConfig, LinearSchedule, ModelConfig, ModelOptions, TaskConfig
+from bert_jax.config import AdamW, EvalConfig, FinetuneConfig, LinearSchedule, ModelConfig, ModelOptions, SpanPairConfig
 from bert_jax.errors import UserError
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
@@ -448,9 +448,9 @@ def test_a_key_chooses_the_vectors_of_spans(name: str, kind: tuple[str, str]) ->
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"span_vectors": "middle"}, "task.span_vectors is 'middle'; choose from: endpoints, boundary, content"),
-        ({"span_overlap": "some"}, "task.span_overlap is 'some'; choose from: any, nested, flat"),
-        ({"relation_threshold": 1.0}, r"task.relation_threshold is 1.0; use a probability below 1"),
+        ({"span_vectors": "middle"}, "unknown task.span_vectors 'middle'; choose from endpoints, boundary, content"),
+        ({"span_overlap": "some"}, "unknown task.span_overlap 'some'; choose from any, nested, flat"),
+        ({"relation_threshold": 1.0}, r"task.relation_threshold is 1.0. Use a probability below 1"),
         ({"metrics": ("f1", "accuracy")}, "unknown metric 'accuracy'"),
         ({"relations_between": "given", "metrics": ("f1",)}, "unknown metric 'f1'"),
     ],
@@ -532,7 +532,7 @@ def test_a_model_learns_nested_spans_and_their_relations(tmp_path: Path, learnin
     files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "dev", "test")}
     config = FinetuneConfig(
         model=ModelOptions(layers=1, width=32, heads=2, feed_forward=64, max_positions=32),
-        task=TaskConfig(kind="span_pairs", max_length=32, **files),
+        task=SpanPairConfig(max_length=32, **files),
         optimizer=AdamW(learning_rate=5e-3, schedule=LinearSchedule(warmup_steps=10)),
         batch_size=32,
         epochs=8.0,

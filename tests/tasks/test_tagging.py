@@ -19,7 +19,16 @@ from scipy.special import softmax
 from seqeval import scheme as strict
 from tokenizer_kinds import byte_pairs
 
-from bert_jax.config import AdamW, EvalConfig, FinetuneConfig, LinearSchedule, ModelConfig, ModelOptions, TaskConfig
+from bert_jax.config import (
+    AdamW,
+    AutoTaskConfig,
+    EvalConfig,
+    FinetuneConfig,
+    LinearSchedule,
+    ModelConfig,
+    ModelOptions,
+    TaggingConfig,
+)
 from bert_jax.errors import UserError
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.heads import structured
@@ -216,10 +225,10 @@ def test_tags_of_a_sentence_in_several_rows_are_a_sequence_of_their_scheme(
             {"crf": True, "label_subwords": "all"},
             "task.crf uses the first piece of each word; leave out task.label_subwords=all",
         ),
-        ({"label_subwords": "last"}, "task.label_subwords is 'last'; choose from: first, all"),
+        ({"label_subwords": "last"}, "unknown task.label_subwords 'last'; choose from first, all"),
         ({"crf": True, "class_weights": "balanced"}, "which task.crf replaces; remove one of the two"),
         ({"crf_rate": 10.0}, "task.crf_rate is 10.0, but there is no CRF"),
-        ({"crf": True, "crf_rate": -1.0}, "task.crf_rate is -1.0; use a factor of the learning rate of 0 or more"),
+        ({"crf": True, "crf_rate": -1.0}, "task.crf_rate is -1.0. Use a finite number of at least 0"),
     ],
 )
 def test_incompatible_options_are_refused(options: dict, said: str) -> None:
@@ -547,7 +556,7 @@ def test_scores_of_any_tags_are_the_official_ones(official: Path, seed: int) -> 
 @pytest.mark.slow
 def test_scores_of_predictions_on_conll_2003_are_the_official_ones(official: Path, bert_jax_data: Path) -> None:
     """Predicts each word's most frequent tag of the training file, which gives many invalid sequences."""
-    task, files = registry.resolve(TaskConfig(name="conll2003", data_dir=os.fspath(bert_jax_data)))
+    task, files = registry.resolve(AutoTaskConfig(name="conll2003", data_dir=os.fspath(bert_jax_data)))
     counts: dict[str, Counter] = {}
     for sentence in registry.read(task, files["train"]).items:
         for word, tag in zip(sentence.words, sentence.tags, strict=True):
@@ -595,7 +604,7 @@ def test_a_tagger_learns_entities_in_the_scheme_of_its_file(tmp_path: Path, opti
     }
     config = FinetuneConfig(
         model=ModelOptions(layers=1, width=32, heads=2, feed_forward=64, max_positions=48),
-        task=TaskConfig(kind="tagging", max_length=48, **files, **options),
+        task=TaggingConfig(max_length=48, **files, **options),
         optimizer=AdamW(learning_rate=5e-3, schedule=LinearSchedule(warmup_steps=5)),
         batch_size=32,
         epochs=8.0,

@@ -16,13 +16,13 @@ from tiny_runs import ROOT
 
 from bert_jax import config as config_lib
 from bert_jax.config import (
+    AutoTaskConfig,
     CheckpointConfig,
     DistillConfig,
     EvalConfig,
     FinetuneConfig,
     LoraConfig,
     ModelOptions,
-    TaskConfig,
 )
 from bert_jax.errors import Stopped, UserError
 from bert_jax.interop import initial
@@ -144,7 +144,7 @@ def assert_equal(one: Path, other: Path) -> None:
 @pytest.fixture
 def config(start, reviews):
     """Two seeds of eleven steps, with dropout of every kind, evaluated and saved often."""
-    task = TaskConfig(train=reviews["train"], dev=reviews["dev"], text="review", text_pair="pair", label="stars")
+    task = AutoTaskConfig(train=reviews["train"], dev=reviews["dev"], text="review", text_pair="pair", label="stars")
     return config_of(
         start,
         task,
@@ -241,7 +241,7 @@ def test_a_flag_gives_every_combination_of_typed_values() -> None:
         ({"batch_size.x": (16,)}, "unknown key config.batch_size.x; config.batch_size is a single value"),
         ({"init_layers": ((0, "x"),)}, r"config\.init_layers is \(0, 'x'\)\. Give a value of type tuple"),
         ({"batch_size": (16, "many")}, "config.batch_size is 'many'. Give a value of type int"),
-        ({"task.crf": ("maybe",)}, "config.task.crf is 'maybe'. Give a value of type bool"),
+        ({"task.layer_mix": ("maybe",)}, "config.task.layer_mix is 'maybe'. Give a value of type bool"),
         ({"seeds": (1, 2)}, "a sweep cannot have: every setting has the same seeds"),
         ({"task.metrics": ("f1", "accuracy")}, "the settings are compared by one metric"),
         ({"init_from": ("a/b", "a_b")}, "two settings the same folder"),
@@ -303,7 +303,7 @@ def test_a_workdir_of_other_runs_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"task.pooling": ("cls", "maen")}, "task.pooling is 'maen'"),
+        ({"task.pooling": ("cls", "maen")}, "unknown task.pooling 'maen'"),
         ({"task.max_length": (32, 4)}, "task.max_length is 4"),
         ({"task.label_smoothing": (0.1, 1.5)}, "task.label_smoothing is 1.5"),
         ({"task.class_weights": ("balanced", "y3")}, "task.class_weights is 'y3'; use balanced"),
@@ -324,7 +324,7 @@ def test_a_mistake_in_a_later_setting_is_found_before_the_first_one_trains(
 ) -> None:
     monkeypatch.setattr(trials, "train", lambda *arguments: pytest.fail("a setting was trained"))
     columns = {"text": "review", "text_pair": "pair", "label": "stars", "max_length": 32}
-    task = TaskConfig(train=reviews["train"], dev=reviews["dev"], **columns)
+    task = AutoTaskConfig(train=reviews["train"], dev=reviews["dev"], **columns)
     config = config_of(
         start,
         task,
@@ -378,7 +378,7 @@ def test_settings_share_files_and_checkpoint_and_only_those_of_one_are_in_memory
     monkeypatch.setattr(runs, "open_initial", open_counted)
     monkeypatch.setattr(trials, "train", train)
     monkeypatch.setattr(trials, "keep_best", lambda *arguments, **options: None)
-    task = TaskConfig(train=reviews["train"], dev=reviews["dev"], text="review", text_pair="pair", label="stars")
+    task = AutoTaskConfig(train=reviews["train"], dev=reviews["dev"], text="review", text_pair="pair", label="stars")
     config = config_of(start, task, sweep=given)
     settings = len(finetune(config, tmp_path / "sweep")["sweep"])
     assert (len(splits), len(opened)) == (reads, opens)
@@ -386,7 +386,7 @@ def test_settings_share_files_and_checkpoint_and_only_those_of_one_are_in_memory
 
 
 def test_several_settings_need_a_dev_file(start: Path, reviews: dict[str, str], tmp_path: Path) -> None:
-    task = TaskConfig(train=reviews["train"], text="review", text_pair="pair", label="stars")
+    task = AutoTaskConfig(train=reviews["train"], text="review", text_pair="pair", label="stars")
     config = config_of(start, task, sweep={"batch_size": (16, 32)})
     with pytest.raises(
         UserError, match=r"sweep=\{'batch_size': \(16, 32\)\}, but there is no dev file to evaluate. Name one"
@@ -432,7 +432,7 @@ def test_the_best_setting_has_the_best_mean_of_the_selecting_metric(
 def test_an_interrupted_sweep_resumes_and_opens_as_its_best_setting(
     start: Path, reviews: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = TaskConfig(train=reviews["train"], dev=reviews["dev"], text="review", text_pair="pair", label="stars")
+    task = AutoTaskConfig(train=reviews["train"], dev=reviews["dev"], text="review", text_pair="pair", label="stars")
     given = {"optimizer.learning_rate": (1e-6, 5e-3), "task.pooling": ("mean",)}
     best = CheckpointConfig(best="eval_task_loss")  # of a few steps, the loss distinguishes the rates
     config = config_of(start, task, sweep=given, checkpoint=best)
@@ -464,7 +464,7 @@ def test_an_interrupted_sweep_resumes_and_opens_as_its_best_setting(
 def test_the_last_layers_and_the_pooler_begin_as_in_a_run_from_scratch(
     start: Path, reviews: dict[str, str], tmp_path: Path
 ) -> None:
-    task = TaskConfig(train=reviews["train"], text="review", text_pair="pair", label="stars")
+    task = AutoTaskConfig(train=reviews["train"], text="review", text_pair="pair", label="stars")
     config = config_of(start, task, seeds=2, reinit_layers=1)
     loaded, (_, _, runs) = open_checkpoint(start).params, prepare(config, tmp_path)
     tops = []
@@ -485,7 +485,7 @@ def test_labels_of_dev_are_those_of_train_in_another_case(start: Path, tmp_path:
     for name, labels in (("train", ("Yes", "No")), ("dev", ("no", "YES"))):
         (tmp_path / f"{name}.tsv").write_text("text\tlabel\n" + "".join(f"fine\t{label}\n" for label in labels))
     files = {name: str(tmp_path / f"{name}.tsv") for name in ("train", "dev")}
-    task = TaskConfig(**files, text="text", label="label")
+    task = AutoTaskConfig(**files, text="text", label="label")
     _, data, _ = prepare(config_of(start, task), tmp_path / "run")
     assert data.task.labels == ("No", "Yes")
     assert [item.label for item in data.splits["dev"].items] == ["No", "Yes"]
@@ -503,7 +503,7 @@ def test_labels_of_dev_are_those_of_train_in_another_case(start: Path, tmp_path:
 def test_layers_that_cannot_be_initialized_are_refused(
     start: Path, reviews: dict[str, str], tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
-    task = TaskConfig(train=reviews["train"], text="review", text_pair="pair", label="stars")
+    task = AutoTaskConfig(train=reviews["train"], text="review", text_pair="pair", label="stars")
     with pytest.raises(UserError, match=said):
         prepare(config_of(start, task, **changes), tmp_path)
 
@@ -512,7 +512,7 @@ def test_layers_that_cannot_be_initialized_are_refused(
 @pytest.mark.usefixtures("one_device")
 def test_a_sweep_submits_once_by_its_best_setting(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_nli(tmp_path / "glue")
-    task = TaskConfig(name="mnli", data_dir=str(tmp_path), submission=str(tmp_path / "leaderboard"))
+    task = AutoTaskConfig(name="mnli", data_dir=str(tmp_path), submission=str(tmp_path / "leaderboard"))
     config = config_of(start, task, steps=1, sweep={"optimizer.learning_rate": (1e-3, 1e-9)})
     opened = []
 

@@ -49,9 +49,9 @@ CHOICE = "task.text=context task.choices=one,two,three task.label=right"
 # The recipe, the form of the files, the kind of data and the keys of each fine-tuning run.
 TASKS = {
     "classification": ("own.py", "text", "tsv", "task.text=text task.label=label seeds=2"),
-    "regression": ("own.py", "score", "tsv", "task.text=text task.label=label task.kind=regression"),
+    "regression": ("own.py", "score", "tsv", "task.text=text task.label=label task=regression"),
     "tagging": ("tagging.py:task=own", "tags", "conll", "task.crf=True seeds=2"),
-    "question": ("own.py", "question", "jsonl", "task.kind=question task.doc_stride=8 task.max_query_length=8"),
+    "question": ("own.py", "question", "jsonl", "task=question task.doc_stride=8 task.max_query_length=8"),
     "choice": ("choice.py:task=own", "choice", "csv", f"{CHOICE} train_layers=last:1"),
     "spans": ("spans.py:kind=span_pairs", "spans", "jsonl", "early_stop=1"),
 }

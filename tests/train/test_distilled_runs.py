@@ -73,7 +73,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def config_of(start: str, reviews: dict[str, str], kind: str = "classification", **changes: Any) -> FinetuneConfig:
     files = {"train": reviews["train"], "dev": reviews["dev"], "text": "review", "label": TASK.get(kind, "stars")}
-    task = TaskConfig(kind=kind, max_length=32, pooling="mean", **files | changes.pop("task", {}))
+    task = TaskConfig.kinds[kind](max_length=32, pooling="mean", **files | changes.pop("task", {}))
     optimizer = AdamW(learning_rate=5e-3, schedule=LinearSchedule(warmup_steps=-1))
     built = FinetuneConfig(task=task, optimizer=optimizer, batch_size=16, epochs=3.0, length_pool=1, init_from=start)
     return dataclasses.replace(built, **changes)

@@ -168,7 +168,7 @@ def test_two_processes_fine_tune_seeds_and_keep_the_best(alone, tmp_path):
     files = [f"--config.task.{split}={tmp_path / 'train.tsv'}" for split in ("train", "dev")]
     arguments = [
         f"--config={ROOT / 'configs' / 'own.py'}", *files, "--config.task.text=text", "--config.task.label=label",
-        f"--config.init_from={alone}", "--config.task.kind=classification", "--config.task.max_length=16",
+        f"--config.init_from={alone}", "--config.task=classification", "--config.task.max_length=16",
         "--config.batch_size=8", "--config.steps=3", "--config.seeds=0,1",
     ]  # fmt: skip
     for name, count, devices in (("one", 1, 2), ("two", 2, 1)):

@@ -14,13 +14,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int32, Int64
 from scipy.special import softmax
 
-from bert_jax.config import TaskConfig
+from bert_jax.config.finetuning import ChoiceOptions
 from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.heads.structured import IMPOSSIBLE
 from bert_jax.model.outputs import choice_logits
-from bert_jax.tasks.labels import check_smoothing
 from bert_jax.tasks.metrics import CLASSIFICATION_METRICS, check_metric_names, compute_metrics
 from bert_jax.tasks.reading.inputs import InputRecord, checked_text, read_value
 from bert_jax.tasks.reading.labelled import is_missing, read_labelled, read_text
@@ -134,7 +133,7 @@ METRICS = ("accuracy",)
 
 
 @dataclass(frozen=True)
-class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
+class ChoiceTask(ChoiceOptions, PooledTask[MultipleChoice, "ChoiceRows"]):
     """One correct choice among two or more, each read together with the context (Devlin et al. 2019, section 4.4).
 
     A row is an item. Its choices are S sequences [CLS] context [SEP] start choice [SEP] of up to max_length tokens,
@@ -143,19 +142,11 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
     """
 
     kind = "choice"
-    unread_columns = ("marks",)
-    has_labels = False
     known_metrics = CLASSIFICATION_METRICS
     usual_metrics = METRICS
     training_options = ("label_smoothing",)
 
-    choices: tuple[str, ...] = TaskConfig.choices
-    label_smoothing: float = TaskConfig.label_smoothing
     choice_labels: str = ""  # the meaning of labels that the training file does not give as numbers (label_meaning)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_smoothing(self.label_smoothing)
 
     @property
     def choice_columns(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int32, Shaped
 from scipy.special import expit, softmax
 
-from bert_jax.config import TaskConfig
+from bert_jax.config.finetuning import ClassificationOptions, LayerMix, MultiLabelOptions, RegressionOptions
 from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads.config import Heads
@@ -54,13 +54,11 @@ from bert_jax.train.objectives import Counts, Term, Terms
 
 
 @dataclass(frozen=True)
-class TextTask(PooledTask[Example, LabelledRows]):
+class TextTask(LayerMix, PooledTask[Example, LabelledRows]):
     """A task whose labels belong to a whole text or pair."""
 
     known_metrics: ClassVar[Mapping[str, Metric]]
     label_dtype: ClassVar[type[np.generic]]
-
-    layer_mix: bool = TaskConfig.layer_mix  # Peters et al. 2018, section 3.2
 
     @abc.abstractmethod
     def label_value(self, split: Split[Example], line: int, label: str) -> int | float:
@@ -69,7 +67,7 @@ class TextTask(PooledTask[Example, LabelledRows]):
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Example]:
         if tables.kind_of_file(path) != "table":
             other = "question" if tables.kind_of_file(path) == "squad" else "tagging"
-            raise UserError(f"{path} is a {other} file, but the task is {self.kind}. Use --config.task.kind={other}")
+            raise UserError(f"{path} is a {other} file, but the task is {self.kind}. Use --config.task={other}")
         return labelled.read_table(path, columns, label_required, self.numbered_labels)
 
     def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Example]:
@@ -141,14 +139,12 @@ class TextTask(PooledTask[Example, LabelledRows]):
 
 
 @dataclass(frozen=True)
-class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
+class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows], TextTask):
     """One class per text or pair."""
 
     kind = "classification"
     known_metrics = CLASSIFICATION_METRICS
     label_dtype = np.int32
-
-    positive: str = TaskConfig.positive
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,7 +174,7 @@ class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
             if len(labels) > max(50, len(train.items) // 2):
                 raise UserError(
                     f"{train.path} has {len(labels)} different labels in {len(train.items)} lines; is task.label "
-                    f"{task.columns.label!r} the right column? For numbers use --config.task.kind=regression"
+                    f"{task.columns.label!r} the right column? For numbers use --config.task=regression"
                 )
             # The file may name classes that none of its lines has.
             named = labels <= set(train.class_names)
@@ -211,7 +207,7 @@ class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
 
 
 @dataclass(frozen=True)
-class RegressionTask(ScaledTask[Example, LabelledRows], TextTask):
+class RegressionTask(RegressionOptions, ScaledTask[Example, LabelledRows], TextTask):
     """One score per text or pair."""
 
     kind = "regression"
@@ -289,23 +285,14 @@ THRESHOLD = "threshold/"  # the prefix of the metrics that are the thresholds fo
 
 
 @dataclass(frozen=True)
-class MultiLabelTask(NamedLabelsTask[Any, LabelledRows], TextTask):
+class MultiLabelTask(MultiLabelOptions, NamedLabelsTask[Any, LabelledRows], TextTask):
     """Any number of classes per text or pair, predicted independently."""
 
     kind = "multilabel"
-    unread_columns = ("marks",)
     known_metrics = MULTILABEL_METRICS
     usual_metrics = ("micro_f1", "macro_f1", "auroc")
 
-    threshold: float = TaskConfig.threshold
     thresholds: tuple[float, ...] = ()  # by label id, with the best F1 of each label on dev; empty until calibrated
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.threshold < 1:
-            raise UserError(
-                f"task.threshold is {self.threshold}; use a probability below 1, or 0 for the best of each label on dev"
-            )
 
     def labels_in(self, split: Split[Any]) -> set[str]:
         return {label for item in split.items if isinstance(item, LabelSet) for label in item.labels or ()}
@@ -337,7 +324,7 @@ class MultiLabelTask(NamedLabelsTask[Any, LabelledRows], TextTask):
         if len(task.labels) < 2:
             raise UserError(
                 f"{train.path} has the labels {list(task.labels)}; a multilabel task needs two or more. For one label "
-                "that a text has or not, use --config.task.kind=classification"
+                "that a text has or not, use --config.task=classification"
             )
         return task.with_metrics()
 

@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Int64
 
-from bert_jax.config import ModelConfig, TaskConfig
+from bert_jax.config import EmbeddingConfig, ModelConfig, TaskConfig
+from bert_jax.config.finetuning import EmbeddingOptions
+from bert_jax.config.options import option
 from bert_jax.errors import UserError
 from bert_jax.interop.sentence_transformers import COSINE
 from bert_jax.model.bert import Bert
@@ -28,7 +30,7 @@ from bert_jax.tasks.reading.inputs import InputRecord, record_texts
 from bert_jax.tasks.reading.labelled import is_missing, read_labelled, read_text
 from bert_jax.tasks.reading.tables import Column, Columns, is_stored
 from bert_jax.tasks.rows import SideBySideRows, Split, TaskBatch, encode_side_by_side, separated
-from bert_jax.tasks.task import Description, Task, TaskObjective, check_choice, check_pooling
+from bert_jax.tasks.task import Description, Task, TaskObjective, check_pooling
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import Scalar
 from bert_jax.train.objectives import Term, Terms
@@ -191,7 +193,6 @@ class EmbeddingObjective(TaskObjective):
 
 
 POOLINGS = ("cls", "mean", "max", "last")  # without parameters of their own
-LOSSES = ("contrastive", "cosent")
 QUERY, DOCUMENT = "query", "document"  # the names that sentence-transformers gives to query_prompt and document_prompt
 # Training leaves these as they are in the checkpoint, unless the configuration sets them.
 KEPT = ("pooling", "normalize", "prompt", "query_prompt", "document_prompt", "truncate_dim")
@@ -199,41 +200,22 @@ SCORED, RANKED = ("spearman", "pearson"), ("mrr", "accuracy")  # metrics of pair
 
 
 @dataclass(frozen=True)
-class EmbeddingTask(Task[TextGroup, EmbeddingRows]):
+class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
     """One vector per text: the settings of a sentence-transformers folder, and the loss that trains the model.
 
     The pooling is independent of the one for other heads. Training uses cosines, whatever the similarity.
     """
 
     kind = "embedding"
-    unread_columns = ("marks",)
     known_metrics = (*RANKED, *REGRESSION_METRICS)
 
-    pooling: str = "mean"
+    pooling: str = option("mean", choices=POOLINGS)
     normalize: bool = True
-    prompt: str = TaskConfig.prompt
-    query_prompt: str = TaskConfig.query_prompt
-    document_prompt: str = TaskConfig.document_prompt
     prompts: tuple[tuple[str, str], ...] = ()  # further prompts of a folder, by name
     similarity: str = COSINE  # how a folder compares its vectors, for retrieval and export
-    negatives: tuple[str, ...] = TaskConfig.negatives
-    loss: str = TaskConfig.loss  # empty until the training file is read
-    scale: float = TaskConfig.scale
-    symmetric: bool = TaskConfig.symmetric
-    dimensions: tuple[int, ...] = TaskConfig.dimensions
-    truncate_dim: int = TaskConfig.truncate_dim
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("task.pooling", self.pooling, POOLINGS)
-        if self.loss:
-            check_choice("task.loss", self.loss, LOSSES)
-        if not self.scale > 0:
-            raise UserError(f"task.scale is {self.scale}; use a factor above 0, such as 20")
-        if any(size < 1 for size in self.dimensions):
-            raise UserError(f"task.dimensions is {self.dimensions}; use numbers of dimensions from 1")
-        if self.truncate_dim < 0:
-            raise UserError(f"task.truncate_dim is {self.truncate_dim}; use 1 or more dimensions, or 0 for all")
         if self.loss == "cosent" and (self.symmetric or self.negatives):
             raise UserError(
                 "task.symmetric and task.negatives are for task.loss=contrastive, not for cosent. Omit them"
@@ -242,16 +224,16 @@ class EmbeddingTask(Task[TextGroup, EmbeddingRows]):
     def check_model(self, model: ModelConfig) -> None:
         check_pooling(self.pooling, model)
         super().check_model(model)
-        for option, largest in (("dimensions", max(self.dimensions, default=0)), ("truncate_dim", self.truncate_dim)):
+        for key, largest in (("dimensions", max(self.dimensions, default=0)), ("truncate_dim", self.truncate_dim)):
             if largest > model.width:
                 raise UserError(
-                    f"task.{option} has {largest}, but the vectors have {model.width} dimensions. Use at most as many"
+                    f"task.{key} has {largest}, but the vectors have {model.width} dimensions. Use at most as many"
                 )
 
     def continuing(self, start: Task, given: TaskConfig) -> "EmbeddingTask":
         """The task with the checkpoint's way to make vectors, for options that have their default in `given`."""
         assert isinstance(start, EmbeddingTask)
-        kept = {name: getattr(start, name) for name in KEPT if getattr(given, name) == getattr(TaskConfig, name)}
+        kept = {name: getattr(start, name) for name in KEPT if getattr(given, name) == getattr(EmbeddingConfig, name)}
         # These two have options of their own.
         prompts = tuple((name, text) for name, text in start.prompts if name not in (QUERY, DOCUMENT))
         return replace(self, prompts=prompts, **kept)

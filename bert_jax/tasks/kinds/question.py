@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float64
 from scipy.special import expit, softmax
 
-from bert_jax.config import TaskConfig
+from bert_jax.config.finetuning import QuestionOptions
 from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads.config import Heads
@@ -235,33 +235,18 @@ NULL_THRESHOLD = 0.5
 
 
 @dataclass(frozen=True)
-class QuestionTask(Task[Question, QuestionRows]):
+class QuestionTask(QuestionOptions, Task[Question, QuestionRows]):
     """An answer from the question's context; with unanswerable, there may be none (SQuAD 2.0)."""
 
     kind = "question"
-    unread_columns = ("marks",)
-    has_labels = False
     known_metrics = tuple(dict.fromkeys((*SQUAD2_METRICS, *SQUAD1_METRICS)))
 
-    max_query_length: int = TaskConfig.max_query_length
-    doc_stride: int = TaskConfig.doc_stride
-    n_best: int = TaskConfig.n_best
-    max_answer_length: int = TaskConfig.max_answer_length
     unanswerable: bool = False
-    null_threshold: float | None = TaskConfig.null_threshold
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.unanswerable:
             check_metric_names(self.metrics, SQUAD2_METRICS)
-        if self.null_threshold is not None and not 0 <= self.null_threshold <= 1:
-            raise UserError(
-                f"task.null_threshold is {self.null_threshold}; use a probability from 0 to 1, or leave it out for "
-                "the threshold that is best on dev"
-            )
-        for name in ("max_query_length", "doc_stride", "n_best", "max_answer_length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"task.{name} is {getattr(self, name)}; use 1 or more")
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Question]:
         """Reads SQuAD's JSON if the name ends in .json, else a table of questions, contexts and answers."""

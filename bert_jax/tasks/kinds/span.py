@@ -12,14 +12,13 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Int64
 
-from bert_jax.config import TaskConfig
+from bert_jax.config.finetuning import SpanOptions, SpanPairOptions
 from bert_jax.errors import UserError
 from bert_jax.model.heads import structured
 from bert_jax.tasks.kinds import tagging
 from bert_jax.tasks.kinds.span_data import (
     CANDIDATES,
     PAIRED,
-    SPAN_VECTORS,
     SpanAnswer,
     SpanObjective,
     SpanRows,
@@ -33,7 +32,7 @@ from bert_jax.tasks.reading import labelled, tables
 from bert_jax.tasks.reading.inputs import InputRecord, read_value, record_words
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import Span, SpannedSentence, Split
-from bert_jax.tasks.task import Description, Task, check_choice
+from bert_jax.tasks.task import Description, Task
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 # Decodes the predicted spans and relations of a file, and compares them with the true ones.
@@ -150,7 +149,7 @@ RELATION_METRICS = ("relation_f1", "relation_precision", "relation_recall")
 
 
 @dataclass(frozen=True)
-class SpanTask(Task[SpannedSentence, SpanRows]):
+class SpanTask(SpanOptions, Task[SpannedSentence, SpanRows]):
     """Spans of up to max_span words, which may overlap and nest, each with a type.
 
     span_scores=binary predicts every type on its own, `classes` by a softmax over the types and none. span_vectors:
@@ -159,26 +158,8 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
     """
 
     kind = "spans"
-    unread_columns = ("text_pair", "marks")
     known_metrics: ClassVar[tuple[str, ...]] = SPAN_METRICS
     usual_metrics: ClassVar[tuple[str, ...]] = SPAN_METRICS
-
-    max_span: int = TaskConfig.max_span  # 0: until the training file is read
-    span_scores: str = "binary"
-    span_vectors: str = TaskConfig.span_vectors
-    span_overlap: str = TaskConfig.span_overlap
-    threshold: float = TaskConfig.threshold  # 0: until it is calibrated
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("task.span_scores", self.span_scores, ("binary", "classes"))
-        check_choice("task.span_vectors", self.span_vectors, tuple(SPAN_VECTORS))
-        check_choice("task.span_overlap", self.span_overlap, OVERLAPS)
-        if self.max_span < 0 or not 0 <= self.threshold < 1:
-            raise UserError(
-                f"task.max_span is {self.max_span} and task.threshold {self.threshold}; use a number of words and a "
-                "probability below 1, or 0 to take them from the training file and from dev"
-            )
 
     @property
     def pairs_are_given(self) -> bool:
@@ -305,25 +286,17 @@ OF_PREDICTED_SPANS = ("labels", "span_scores", "span_overlap", "threshold")
 
 
 @dataclass(frozen=True)
-class SpanPairTask(SpanTask):
+class SpanPairTask(SpanPairOptions, SpanTask):
     """Relations between spans, and with relations_between=predicted also the spans themselves."""
 
     kind = "span_pairs"
     known_metrics = (*RELATION_METRICS, *SPAN_METRICS)
 
-    relations_between: str = "predicted"
-    relation_threshold: float = TaskConfig.relation_threshold
     relation_labels: tuple[str, ...] = ()  # by id - 1; empty until the training file is read
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_metric_names(self.metrics, self.default_metrics())
-        check_choice("task.relations_between", self.relations_between, ("predicted", "given"))
-        if not 0 <= self.relation_threshold < 1:
-            raise UserError(
-                f"task.relation_threshold is {self.relation_threshold}; use a probability below 1, or 0 for relations "
-                "that are more probable than none"
-            )
 
     @property
     def pairs_are_given(self) -> bool:

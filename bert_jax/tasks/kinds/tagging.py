@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int32
 from seqeval.metrics.sequence_labeling import get_entities
 
-from bert_jax.config import TaskConfig
+from bert_jax.config.finetuning import TaggingOptions
 from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import structured
@@ -41,7 +41,7 @@ from bert_jax.tasks.rows import (
     encode_words,
     spans,
 )
-from bert_jax.tasks.task import Description, Rows, SoftClassObjective, Task, TaskObjective, chain_sums, check_choice
+from bert_jax.tasks.task import Description, Rows, SoftClassObjective, Task, TaskObjective, chain_sums
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import PLAIN, ClassCosts, classification_sums
 from bert_jax.train.objectives import Counts, Term, Terms
@@ -52,8 +52,6 @@ SentenceReader = Callable[[Path, Columns, bool], Split[Sentence]]
 @dataclass(frozen=True)
 class WordTask(Task[Sentence, Rows]):
     """A task with a label for every word."""
-
-    unread_columns = ("text_pair", "marks")
 
     def reader_of(self, path: Path) -> SentenceReader:
         """The reader for a file, by its name: for CoNLL-U, CoNLL columns, or stored lists (tables.is_stored)."""
@@ -236,7 +234,7 @@ class TagObjective(SoftClassObjective):
 
 
 @dataclass(frozen=True)
-class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
+class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
     """A tag for every word.
 
     label_subwords=first is as in Devlin et al. 2019, section 5.3, `all` as in Jurafsky and Martin, Speech and Language
@@ -249,16 +247,8 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
     kind = "tagging"
     known_metrics = TAGGING_METRICS
 
-    label_subwords: str = "first"
-    decode: str = "first"
-    crf: bool = TaskConfig.crf
-    crf_rate: float = TaskConfig.crf_rate
-    layer_mix: bool = TaskConfig.layer_mix  # Peters et al. 2018, section 3.2
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("task.label_subwords", self.label_subwords, ("first", "all"))
-        check_choice("task.decode", self.decode, ("first", "mean"))
         if self.crf and (self.class_weights or self.label_smoothing):
             raise UserError(
                 "task.class_weights and task.label_smoothing belong to the cross-entropy of single words, which "
@@ -271,11 +261,10 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
             )
         if self.crf and self.label_subwords == "all":
             raise UserError("task.crf uses the first piece of each word; leave out task.label_subwords=all")
-        rate = f"task.crf_rate is {self.crf_rate}"
-        if not self.crf and self.crf_rate != TaskConfig.crf_rate:
-            raise UserError(f"{rate}, but there is no CRF; leave it out, or set task.crf=True")
-        if not 0 <= self.crf_rate < float("inf"):
-            raise UserError(f"{rate}; use a factor of the learning rate of 0 or more")
+        if not self.crf and self.crf_rate != TaggingOptions.crf_rate:
+            raise UserError(
+                f"task.crf_rate is {self.crf_rate}, but there is no CRF; leave it out, or set task.crf=True"
+            )
 
     def labels_in(self, split: Split[Sentence]) -> set[str]:
         return {tag for sentence in split.items for tag in sentence.tags or ()}
