@@ -15,6 +15,10 @@
 """
 
 import importlib
+import importlib.metadata
+import os
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +29,30 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = ["Model", "UserError", "build_examples", "finetune", "load", "pretrain", "train_tokenizer"]
+
+# jaxlib versions that hand parts of CPU programs to a faulty YNNPACK: 0.10.2 returns wrong numbers for the sum of a
+# vmapped product (jax issue 39103), and sums over arrays of rank 7 crash (39257, 40412). 0.11.2 is right again.
+FAULTY_JAXLIB = ("0.10.2", "0.11.0", "0.11.1")
+_WITHOUT_YNNPACK = "--xla_cpu_experimental_ynn_fusion_type="
+
+
+def _avoid_faulty_fusions() -> None:
+    """Sets the XLA flag that avoids these faults. It warns if it is too late: XLA reads its flags only once."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    # Other versions may not know the flag, and XLA ends a process that has an unknown one.
+    if importlib.metadata.version("jaxlib") not in FAULTY_JAXLIB or _WITHOUT_YNNPACK in flags:
+        return
+    os.environ["XLA_FLAGS"] = f"{flags} {_WITHOUT_YNNPACK}".lstrip()
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if bridge and bridge.backends_are_initialized():
+        warnings.warn(
+            "jax was used before bert_jax was imported, so its programs on CPUs may compute wrong sums (jax issue "
+            f"39103). Import bert_jax first, or set XLA_FLAGS={_WITHOUT_YNNPACK}",
+            stacklevel=3,
+        )
+
+
+_avoid_faulty_fusions()
 
 
 def __getattr__(name: str) -> Any:
