@@ -100,6 +100,58 @@ KEYS = {
     "label_map": "task.label_map",
 }
 
+# The words of transformers and MaxText, and the keys that they mean here: docs/recipes.md has the same table.
+OTHER_WORDS = {
+    "output_dir": "--workdir",
+    "base_output_directory": "--workdir",
+    "run_name": "--workdir",
+    "model_name_or_path": "init_from",
+    "load_parameters_path": "init_from",
+    "num_train_epochs": "epochs",
+    "num_epoch": "epochs",
+    "max_steps": "steps",
+    "per_device_train_batch_size": "batch_size",
+    "per_device_batch_size": "batch_size",
+    "gradient_accumulation_steps": "microbatches",
+    "max_seq_length": "task.max_length",
+    "max_target_length": "task.max_length",
+    "lr": "optimizer.learning_rate",
+    "warmup_ratio": "optimizer.schedule.warmup_share",
+    "warmup_steps_fraction": "optimizer.schedule.warmup_share",
+    "lr_scheduler_type": "optimizer.schedule",
+    "lr_schedule_type": "optimizer.schedule",
+    "learning_rate_final_fraction": "optimizer.schedule.final_share",
+    "optim": "optimizer",
+    "opt_type": "optimizer",
+    "adam_weight_decay": "optimizer.weight_decay",
+    "adam_beta1": "optimizer.beta1",
+    "adam_b1": "optimizer.beta1",
+    "adam_beta2": "optimizer.beta2",
+    "adam_b2": "optimizer.beta2",
+    "adam_epsilon": "optimizer.epsilon",
+    "adam_eps": "optimizer.epsilon",
+    "max_grad_norm": "optimizer.clip_norm",
+    "gradient_clipping_threshold": "optimizer.clip_norm",
+    "label_smoothing_factor": "task.label_smoothing",
+    "init_weights_seed": "seed",
+    "data_shuffle_seed": "seed",
+    "bf16": "compute_dtype",
+    "dtype": "compute_dtype",
+    "mlm_probability": "data.mask_rate",
+    "gradient_checkpointing": "model.remat",
+    "remat_policy": "model.remat",
+    "logging_steps": "log_every",
+    "log_period": "log_every",
+    "eval_steps": "eval.every_steps",
+    "eval_interval": "eval.every_steps",
+    "save_steps": "checkpoint.every_steps",
+    "checkpoint_period": "checkpoint.every_steps",
+    "save_total_limit": "checkpoint.keep",
+    "load_best_model_at_end": "checkpoint.best",
+    "ici_fsdp_parallelism": "mesh.fsdp",
+    "ici_tensor_parallelism": "mesh.tensor",
+}
+
 
 def recipe(config: Any) -> ml_collections.ConfigDict:
     """Returns the ConfigDict of a configuration dataclass, for a recipe's get_config.
@@ -237,7 +289,9 @@ def _split_flags(config_class: type, arguments: Sequence[str]) -> Iterator[tuple
         if flag not in KEYS and not flag.startswith("config."):
             if _defines(config_class, name):
                 raise UserError(f"unknown flag --{flag}; write the key as --config.{flag}=VALUE")
-            raise UserError(f"unknown flag --{flag}; write overrides as --config.KEY=VALUE")
+            key = _meant(flag, config_class)
+            advice = f"did you mean --config.{key}?" if key else "write overrides as --config.KEY=VALUE"
+            raise UserError(f"unknown flag --{flag}; {advice.replace('--config.--', '--')}")
         if not equals:
             value = next(rest, "--")
             if value.startswith("--"):
@@ -256,7 +310,7 @@ def _hint(config_class: type, key: str, tree: Any = None) -> Any:
         if group is None:
             raise UserError(f"unknown key {where}.{name}; {where} is a single value. Write --{where}=VALUE")
         if name not in {item.name for item in dataclasses.fields(group)}:
-            raise UserError(_unknown_key(where, name, group))
+            raise UserError(_unknown_key(where, name, group, config_class))
         where, hint = f"{where}.{name}", typing.get_type_hints(group)[name]
         tree = tree.get(name) if isinstance(tree, Mapping) else None
     return hint
@@ -407,18 +461,37 @@ def _value(node: ast.expr) -> Any:
     raise ValueError(f"{ast.unparse(node)!r} is not a Python literal; put text in quotes")
 
 
-def _unknown_key(where: str, key: str, group: Any) -> str:
+def _unknown_key(where: str, key: str, group: Any, root: Any = None) -> str:
+    """Returns the message for a key that a group does not have, with the key that is meant in the whole configuration.
+
+    Args:
+        root: The class of the whole configuration, if it is known.
+    """
     kinds = group.kinds.items() if isinstance(group, type) and issubclass(group, Kinds) else ()
     owners = [name for name, kind in kinds if key in {item.name for item in dataclasses.fields(kind)}]
     if owners:
         return f"unknown key {where}.{key}: {where}={group.kind} does not have it. Set --{where}={' or '.join(owners)}"
     known = [item.name for item in dataclasses.fields(group)]
-    deeper = [path for path in _paths(group) if path.endswith(f".{key}")]  # learning_rate, say, of optimizer
-    if not known:
-        advice = f"{where}={group.kind} has no keys"
+    inside = _meant(key, group)  # learning_rate, say, of optimizer
+    outside = _meant(key, root, cutoff=0.75 if known else 1.0) if root and not inside else ""
+    if inside or outside:
+        meant = f"{where}.{inside}" if inside else f"config.{outside}"
+        advice = f"did you mean {meant.replace('config.--', '--')}?"
     else:
-        advice = f"did you mean {where}.{deeper[0]}?" if deeper else nearest(key, known, f"{where}.")
+        advice = nearest(key, known, f"{where}.") if known else f"{where}={group.kind} has no keys"
     return f"unknown key {where}.{key}; {advice}"
+
+
+def _meant(word: str, root: Any, cutoff: float = 0.75) -> str:
+    """Returns the key, or the flag, that is meant by a word of another library or by a misspelt key; else ""."""
+    paths = list(dict.fromkeys(_paths(root)))
+    last = {path.rpartition(".")[2]: path for path in reversed(paths)}  # of equal names, the first path counts
+    word = word.rpartition(".")[2]
+    meant = OTHER_WORDS.get(word, "")
+    if meant in paths or meant.startswith("--"):
+        return meant
+    near = difflib.get_close_matches(word, list(last), n=1, cutoff=cutoff)
+    return last[near[0]] if near else ""
 
 
 def _paths(group: Any) -> Iterator[str]:

@@ -21,7 +21,7 @@ from bert_jax.config import (
     PretrainConfig,
     WSDSchedule,
 )
-from bert_jax.config.loading import literal
+from bert_jax.config.loading import OTHER_WORDS, literal
 from bert_jax.config.options import keys
 from bert_jax.errors import UserError
 
@@ -125,7 +125,13 @@ def test_a_recipe_survives_the_way_through_a_config_dict():
         (["--config.optimizer.decay_share=1"], r"did you mean config\.optimizer\.schedule\.decay_share\?"),
         (["--config.objective=mml"], r"unknown config\.objective 'mml'; did you mean mlm\?"),
         (["--config.objective.rate=1"], r"config\.objective=auto has no keys"),
-        (["--config.optimizer.momentun=1"], r"unknown key config\.optimizer\.momentun; choose from beta1"),
+        (["--config.optimizer.momentun=1"], r"\.momentun; did you mean config\.optimizer\.momentum"),
+        (["--config.data.learning_rate=1"], r"\.learning_rate; did you mean config\.optimizer\.learning_rate"),
+        (["--config.clipnorm=1"], r"unknown key config\.clipnorm; did you mean config\.optimizer\.clip_norm\?"),
+        (["--config.lr=1"], r"unknown key config\.lr; did you mean config\.optimizer\.learning_rate\?"),
+        (["--per_device_train_batch_size=8"], r"unknown flag .*; did you mean --config\.batch_size\?"),
+        (["--output_dir=runs"], r"unknown flag --output_dir; did you mean --workdir\?"),
+        (["--config.output_dir=runs"], r"unknown key config\.output_dir; did you mean --workdir\?"),
         (["--config.optimizer=3"], r"unknown config\.optimizer 3; choose from adamw, lamb"),
         (
             ["--config.model.presett", "mini"],
@@ -257,3 +263,16 @@ def test_text_is_taken_as_it_is_where_a_key_is_text():
     assert config.from_flags(FinetuneConfig, "own", ["--config.task.class_weights=balanced"]).task.class_weights
     weights = config.from_flags(FinetuneConfig, "own", ["--config.task.class_weights={a: 2}"]).task.class_weights
     assert weights == {"a": 2.0}
+
+
+def test_words_of_other_libraries_are_those_of_the_table_in_the_documents() -> None:
+    """Each word is in the row of the key that it means, and the key exists; words that are keys here need no entry."""
+    every = {key.name for config in (PretrainConfig(), FinetuneConfig()) for key in keys(config, every_kind=True)}
+    text = Path("docs/recipes.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("| ") and line.count("|") == 4]
+    words = {word: here for one, other, here in rows for word in re.findall(r"`(\w+)`", one + other)}
+    assert {*OTHER_WORDS} <= {*words, "lr"}
+    for word, here in words.items():
+        key = OTHER_WORDS.get(word)
+        assert f"`{key}`" in here if key else {path.rpartition(".")[2] for path in every} & {word, "steps"}, word
+        assert not key or key in every or key == "--workdir", word
