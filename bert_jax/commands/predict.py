@@ -81,7 +81,7 @@ def _parser() -> command_line.Parser:
     meaning = f"see above: {', '.join(inputs.FORMS)} (default: auto)"
     parser.add_argument("--form", "--input_format", default="auto", help=meaning)
     parser.add_argument("--words", action="store_true", help="each line of text is words separated by spaces")
-    all_scores = "also write scores: of all classes or choices, or of the n_best answers (no effect for other kinds)"
+    all_scores = "also write scores: of all classes or choices, or of the 20 best answers (no effect for other kinds)"
     parser.add_argument("--all_scores", action="store_true", help=all_scores)
     on_error = "fail (default), or skip: write an error object; not for task files"
     parser.add_argument("--on_error", default="fail", help=on_error)

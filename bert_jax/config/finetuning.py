@@ -177,7 +177,6 @@ class QuestionOptions:
     doc_stride: int = option(
         128, "pieces between the starts of successive windows of a long context", valid=at_least(1)
     )
-    n_best: int = option(20, "answers kept for each question", valid=at_least(1))
     max_answer_length: int = option(30, "in pieces", valid=at_least(1))
     null_threshold: float | None = option(
         None,
@@ -301,11 +300,6 @@ class FinetuneConfig(TrainConfig):
     batch_size: int = option(32, "rows per batch, over all devices", "batches")
     length_pool: int = option(
         32, "steps within which rows are grouped by length, which reduces padding; 1: no grouping", "batches"
-    )
-    padded_lengths: int = option(
-        0,
-        "batches are padded to at most so many lengths, each compiled once; 0: up to 6, as many as save time",
-        "batches",
     )
 
     def __post_init__(self) -> None:

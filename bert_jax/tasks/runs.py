@@ -364,10 +364,6 @@ def _check(config: FinetuneConfig, workdir: Location) -> None:
         raise UserError(
             f"config.length_pool is {config.length_pool}; use a number of steps, or 1 not to group rows by length"
         )
-    if config.padded_lengths < 0:
-        raise UserError(
-            f"config.padded_lengths is {config.padded_lengths}; use a number of lengths, or 0 to have it chosen"
-        )
     if config.eval.max_rows:
         raise UserError("config.eval.max_rows is for pretraining; task metrics are computed over whole files. Omit it")
     trials.check_seeds(config, workdir)
@@ -480,9 +476,8 @@ def _padded_lengths(
     config: FinetuneConfig, steps: int, model: ModelConfig, rows: TaskRows, max_length: int
 ) -> tuple[int, ...]:
     """The lengths of training batches; steps are those of all trials together, 0 if the run ends by minutes."""
-    most = config.padded_lengths or batches.SHAPES
-    if config.padded_lengths or not steps:
-        return batches.best_lengths(rows.lengths, max_length, most)
+    if not steps:
+        return batches.best_lengths(rows.lengths, max_length)
     price = batches.price(model, runtime_of(config), jax.default_backend())
     passes = steps * config.batch_size / rows.count
-    return batches.best_lengths(rows.lengths, max_length, most, passes=passes, price=price)
+    return batches.best_lengths(rows.lengths, max_length, passes=passes, price=price)

@@ -233,7 +233,7 @@ def task_batches() -> dict[str, tuple[Any, Any]]:
     places = jax.tree.map(np.asarray, (np.array([1, 2, 3]), np.array([2, 2, 4])))
     answers = dataclasses.make_dataclass("Places", ["first", "last"])(*places)
     jax.tree_util.register_dataclass(type(answers), ["first", "last"], [])
-    found["question"] = (QuestionObjective(3, 5), plain._replace(labels=answers))
+    found["question"] = (QuestionObjective(5), plain._replace(labels=answers))
     many = np.array([[1, 0, 1], [0, 0, 1], [1, 1, 0]], np.int32)
     found["multilabel"] = (MultiLabelObjective(3), plain._replace(labels=many))
     sides = {name: np.concatenate([getattr(plain, name)] * 2, axis=1) for name in plain._fields[:4]}

@@ -48,6 +48,7 @@ from bert_jax.train.objectives import Term, Terms
 # section 4), whose metric names are kept.
 
 
+N_BEST = 20  # answers kept of each row, and then of each question (run_squad.py)
 THRESHOLD = "best_f1_thresh"  # the metric that is the best null_threshold
 SQUAD1_METRICS = ("f1", "exact_match")
 SQUAD2_METRICS = (
@@ -207,7 +208,7 @@ def best_spans(logits: Float[Array, "B T 2"], places: AnswerSpan, count: int, lo
     return RowAnswers(firsts, lasts, jnp.where(exists, values, -jnp.inf), starts[:, 0] + ends[:, 0])
 
 
-def decode(rows: QuestionRows, answers: Sequence[RowAnswers], count: int) -> list[Decoded]:
+def decode(rows: QuestionRows, answers: Sequence[RowAnswers], count: int = N_BEST) -> list[Decoded]:
     """Each question's `count` best spans over all of its rows, as characters of its context.
 
     The score for no answer is the lowest one of the rows (run_squad.py). A span without characters is dropped.
@@ -308,7 +309,7 @@ class QuestionTask(QuestionOptions, Task[Question, QuestionRows]):
         return Description(counts, remarks)
 
     def objective(self) -> TaskObjective:
-        return QuestionObjective(self.n_best, self.max_answer_length)
+        return QuestionObjective(self.max_answer_length)
 
     def measure(self, rows: QuestionRows, answers: Sequence[RowAnswers]) -> dict[str, float]:
         """The metrics of SQuAD 1.1, or of 2.0 if the task or the split has questions without an answer.
@@ -316,7 +317,7 @@ class QuestionTask(QuestionOptions, Task[Question, QuestionRows]):
         The metrics of 2.0 use the task's null_threshold. A task without one uses the best threshold for this split, or
         NULL_THRESHOLD if all questions of the training file have answers, since it never records one.
         """
-        decoded = decode(rows, answers, self.n_best)
+        decoded = decode(rows, answers)
         questions = rows.split.items
         references = [[answer.text for answer in question.answers or ()] for question in questions]
         predicted = [best.text(question.context) for best, question in zip(decoded, questions, strict=True)]
@@ -366,7 +367,7 @@ class QuestionTask(QuestionOptions, Task[Question, QuestionRows]):
         """
         threshold = NULL_THRESHOLD if self.null_threshold is None else self.null_threshold
         predictions = []
-        for question, decoded in zip(rows.split.items, decode(rows, answers, self.n_best), strict=True):
+        for question, decoded in zip(rows.split.items, decode(rows, answers), strict=True):
             shares = np.array(decoded.shares)
             # Without the possibility of no answer, the spans share its probability.
             if not self.unanswerable and decoded.spans:
@@ -393,7 +394,6 @@ class QuestionTask(QuestionOptions, Task[Question, QuestionRows]):
 class QuestionObjective(TaskObjective):
     """Cross-entropy of the answer's first and last position (Devlin et al. 2019, sections 4.2 and 4.3)."""
 
-    n_best: int
     max_answer_length: int
 
     @property
@@ -419,7 +419,7 @@ class QuestionObjective(TaskObjective):
         return soft_class_sum(ours, theirs, weights, temperature)
 
     def answers(self, model: Bert, outputs: Float[Array, "B T 2"], batch: TaskBatch) -> RowAnswers:
-        return best_spans(outputs, batch.labels, self.n_best, self.max_answer_length)
+        return best_spans(outputs, batch.labels, N_BEST, self.max_answer_length)
 
 
 def _some_without(split: Split[Question]) -> bool:
