@@ -97,6 +97,7 @@ def plan_of(
     microbatches: int = 1,
     mesh_config: MeshConfig = DEFAULT,
     optimizer: type[OptimizerConfig] = AdamW,
+    ema_decay: float = 0.0,
 ) -> step_lib.Plan:
     base = {"electra": "bert", "diffusion": "bert", "causal phase": "bert", "feed_forward": "rnn"}.get(family, family)
     model = dataclasses.replace(FAMILIES[base], **CHANGES)
@@ -115,7 +116,7 @@ def plan_of(
         objective = DiffusionObjective(special_ids=(0, 1, 2, 3, 4), mask_id=4)
     if family == "causal phase":
         objective = PhasedObjective(StepSchedule((0, 9), ("causal", "mlm")))
-    config = optimizer(learning_rate=0.01, schedule=LinearSchedule(warmup_steps=1))
+    config = optimizer(learning_rate=0.01, schedule=LinearSchedule(warmup_steps=1), ema_decay=ema_decay)
     runtime = Runtime(layer_loop=loop, placement=sharding.OnMesh())
     chain = optim.build(config, bert.abstract_params(model, objective.heads))
     return step_lib.Plan(model, runtime, objective, config, chain, microbatches, mesh_config=mesh_config)

@@ -24,6 +24,7 @@ from bert_jax.config import (
     FinetuneConfig,
     LinearSchedule,
     ModelOptions,
+    QuestionConfig,
     RegressionConfig,
     TrainConfig,
 )
@@ -486,7 +487,7 @@ def test_the_threshold_of_no_answer_is_chosen_on_dev_and_stored_in_the_checkpoin
 ) -> None:
     config = FinetuneConfig(
         init_from=str(start),
-        task=AutoTaskConfig(train=questions["train"], dev=questions["dev"], max_length=64),
+        task=QuestionConfig(train=questions["train"], dev=questions["dev"], max_length=64),
         steps=2,
         batch_size=8,
     )

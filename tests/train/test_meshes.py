@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_steps import MESHES, ONE, ZERO_1, first_state, plan_of, step_on
 
-from bert_jax.config import Lamb
+from bert_jax.config import Lamb, Muon
 from bert_jax.model import layers
 
 CASES = [
@@ -29,9 +29,9 @@ CASES = [
     ("albert", "2x2x2", {"microbatches": 2}),
     ("buckets", "2x1x4", {"microbatches": 2}),
     ("bert", "2x2x2", {"optimizer": Lamb}),
-    ("bert", "2x2x2", {"name": "muon"}),
+    ("bert", "2x2x2", {"optimizer": Muon}),
     ("bert", "8x1x1", {"mesh_config": ZERO_1, "microbatches": 2}),
-    ("bert", "8x1x1", {"mesh_config": ZERO_1, "name": "muon"}),
+    ("bert", "8x1x1", {"mesh_config": ZERO_1, "optimizer": Muon}),
     ("bert", "2x4x1", {"mesh_config": ZERO_1, "optimizer": Lamb}),
     ("bert", "2x2x2", {"mesh_config": ZERO_1, "microbatches": 2, "loop": "unrolled"}),
 ]
