@@ -9,7 +9,7 @@ word is text, so `--config.task.metrics=f1,accuracy` means ("f1", "accuracy").
 Some groups of keys are one of several kinds (options.Kinds). --config.objective=causal chooses one, and the keys that
 both kinds have keep their values; --config.objective.z_loss=1e-4 then sets a key of that kind.
 
-Short flags set keys, too: `--checkpoint runs/base` means `--config.init_from=runs/base`. A flag has the same name in
+Short flags set keys, too: `--model runs/base` means `--config.init_from=runs/base`. A flag has the same name in
 every command. A configuration without the key does not have the flag."""
 
 import ast
@@ -85,8 +85,15 @@ Values: TypeAlias = Mapping[str, Any] | ml_collections.ConfigDict
 
 # The configuration key that each short flag sets.
 KEYS = {
+    "model": "init_from",
     "checkpoint": "init_from",
     "average": "init_average",
+    "data": "data.train",
+    "train": "task.train",
+    "dev": "task.dev",
+    "test": "task.test",
+    "steps": "steps",
+    "epochs": "epochs",
     "learning_rate": "optimizer.learning_rate",
     "batch_size": "batch_size",
     "compute_dtype": "compute_dtype",
@@ -484,8 +491,8 @@ def _unknown_key(where: str, key: str, group: Any, root: Any = None) -> str:
 
 def _meant(word: str, root: Any, cutoff: float = 0.75) -> str:
     """Returns the key, or the flag, that is meant by a word of another library or by a misspelt key; else ""."""
-    paths = list(dict.fromkeys(_paths(root)))
-    last = {path.rpartition(".")[2]: path for path in reversed(paths)}  # of equal names, the first path counts
+    paths = sorted({*_paths(root)}, key=lambda path: (-path.count("."), path))
+    last = {path.rpartition(".")[2]: path for path in paths}  # of equal names, the outermost key counts
     word = word.rpartition(".")[2]
     meant = OTHER_WORDS.get(word, "")
     if meant in paths or meant.startswith("--"):

@@ -111,7 +111,12 @@ class DistillConfig:
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class PretrainDataConfig:
+    """Shards, their mixtures and phases, and the rate of dynamic masks in training.
+
+    Without mask_rate and mask_schedule, training uses the rate of the shards, as evaluation always does.
+    """
+
     train: str = option("", "the output of bert-jax build-examples, or its train/", "file")
     eval: str = option(
         "",
@@ -119,19 +124,6 @@ class DataConfig:
         "file",
         "held_out",
     )
-    prefetch: int = option(4, "batches that a thread prepares ahead", "free", valid=at_least(1))
-
-    def __post_init__(self) -> None:
-        check(self, "config.data.")
-
-
-@dataclass(frozen=True)
-class PretrainDataConfig(DataConfig):
-    """Mixtures and phases of shards, and the rate of dynamic masks in training.
-
-    Without mask_rate and mask_schedule, training uses the rate of the shards, as evaluation always does.
-    """
-
     mixture: Sources = option(
         {},
         "several shards instead of data.train, with their shares of the rows: {wiki: ('DIR', 0.7), books: ('DIR', "
@@ -168,6 +160,9 @@ class PretrainDataConfig(DataConfig):
     mask_rate: float | None = option(None, "such as 0.2; None: the rate of the shards")
     mask_schedule: dict[int, float] = option({}, "instead of mask_rate, by step: {0: 0.30, 50000: 0.15, 90000: 0.05}")
     mask_shape: str = option("steps", "of mask_schedule: steps (constant between its points) or linear (interpolated)")
+
+    def __post_init__(self) -> None:
+        check(self, "config.data.")
 
 
 @dataclass(frozen=True)
@@ -421,7 +416,6 @@ class TrainConfig:
     """The keys that pretraining and fine-tuning share. They are a contract (README, configs/)."""
 
     model: ModelOptions = group(ModelOptions, "the architecture and how to run it")
-    data: DataConfig = group(DataConfig, "training and held-out data", "batches")
     optimizer: OptimizerConfig = group(AdamW, "the optimizer")
     mesh: MeshConfig = group(MeshConfig, "devices by mesh axis")
     checkpoint: CheckpointConfig = group(CheckpointConfig, "which checkpoints are saved and kept", "free")

@@ -21,6 +21,9 @@ from bert_jax.train.run import Result, Run
 from bert_jax.train.step import jitted
 from bert_jax.train.workdir import counting_on
 
+# Batches that a thread makes ahead: enough to hide a slow one, such as the first of a new shard.
+PREFETCH = 4
+
 
 def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
     """Trains a run until its steps or its budget are used up, resuming from the workdir's newest checkpoint.
@@ -49,8 +52,7 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
         train_step, arguments = jitted(plan, mesh, state), prepare.step_arguments(run, mesh)
         later = {} if point.done else later_batch_shapes(source, first, run.end, mesh, run.shapes_at)
         ahead = stack.enter_context(CompilingAhead(train_step, state, later, arguments, mesh, progress.report))
-        depth = 0 if point.done else run.config.data.prefetch
-        batches = stack.enter_context(prepare.prefetch_batches(source, mesh, first, depth))
+        batches = stack.enter_context(prepare.prefetch_batches(source, mesh, first, 0 if point.done else PREFETCH))
 
         for step in itertools.count(first):
             # Nothing is due at the checkpoint's own step, unless it was saved before its evaluation and log line.

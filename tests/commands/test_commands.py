@@ -121,8 +121,10 @@ def test_keys_are_listed_with_type_default_and_meaning(capsys):
     shown = capsys.readouterr().out
     assert "optimizer.learning_rate: float = 3e-05   [finetune]\n    the peak\n" in shown
     assert "optimizer.learning_rate: float = 0.0001   [pretrain]\n" in shown
-    keys.main(["^data.prefetch$"])
-    assert capsys.readouterr().out == "data.prefetch: int = 4\n    batches that a thread prepares ahead\n"
+    keys.main(["^mesh.fsdp$"])
+    assert (
+        capsys.readouterr().out == "mesh.fsdp: int = 1\n    shards the rows, the parameters and the optimizer state\n"
+    )
     for pattern, said in (("learning_rat3", "no key or meaning matches"), ("(", "is not a regular expression")):
         with pytest.raises(UserError, match=said):
             keys.main([pattern])

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from bert_jax.config.training import DataConfig, PretrainDataConfig
 from bert_jax.data.loader import Prefetched
 from bert_jax.errors import UserError
 
@@ -93,9 +92,3 @@ def test_waiting_is_measured():
         assert first > 0
         next(elements)
         assert elements.waited_seconds > first
-
-
-def test_nothing_ahead_is_refused():
-    for config in (DataConfig, PretrainDataConfig):
-        with pytest.raises(UserError, match=r"config\.data\.prefetch is 0\. Use a finite number of at least 1"):
-            config(prefetch=0)

@@ -311,7 +311,6 @@ def test_a_workdir_of_other_runs_is_refused(tmp_path: Path) -> None:
         ({"train_layers": ("all", "lst:2")}, "train_layers is 'lst:2'"),
         ({"optimizer": ("adamw", "adamx")}, "adamx"),
         ({"checkpoint.keep": (2, -1)}, "checkpoint.keep is -1"),
-        ({"data.prefetch": (4, -1)}, "data.prefetch is -1"),
     ],
 )
 def test_a_mistake_in_a_later_setting_is_found_before_the_first_one_trains(
