@@ -196,7 +196,7 @@ def test_a_plan_of_a_mixture_has_the_rows_of_its_sources(folders):
     filled = np.average([one["tokens"] / one["rows"] / 32 for one in counts], weights=(0.5, 0.3, 0.2))
     assert rows.filled == pytest.approx(filled) and 0 < filled < 1
     assert rows == dataclasses.replace(RowSpec.of(single, None, None), filled=rows.filled)
-    with pytest.raises(UserError, match=r"--seq_len is 64, but the rows of .* have 32 positions"):
+    with pytest.raises(UserError, match=r"--seq_len is 64, but .* has 32 positions in a row"):
         RowSpec.of(mixed, 64, None)
 
 
@@ -250,7 +250,7 @@ def test_sources_mix_whether_or_not_their_text_has_scripts_without_spaces(folder
                 *("--config.checkpoint.best=eval_two/loss", "--config.eval.every_steps=3"),
                 "--config.data.phases={{9: '{small}'}}",
             ],
-            r"checkpoint\.best=eval_two/loss compares .* but the held-out rows of data\.phases differ",
+            r"checkpoint\.best=eval_two/loss compares .* but phases have different held-out rows",
         ),
         (
             [
@@ -260,7 +260,7 @@ def test_sources_mix_whether_or_not_their_text_has_scripts_without_spaces(folder
                     "--config.data.phases={{9: {{one: ('{large}', 1.0), two: ('{small}', 1.0)}}}}",
                 ),
             ],
-            r"checkpoint\.best=eval_ema_two/loss compares .* but the held-out rows of data\.phases differ",
+            r"checkpoint\.best=eval_ema_two/loss compares .* but phases have different held-out rows",
         ),
     ],
 )

@@ -87,7 +87,7 @@ def test_gpus_are_parsed_as_their_number_and_hosts(name, shape, devices, hosts):
         ("v5e:0x2", "v5e has 2 axes"),
         ("v5e-48", "sizes of v5e count chips: 1, 4, 8, 16"),
         ("v4-32x", "Examples"),
-        ("v4-7", "sizes of v4 count TensorCores, 2 in each chip: 2, 8, 16, 32"),
+        ("v4-7", "sizes of v4 count TensorCores, 2 per chip: 2, 8, 16, 32"),
         ("v5e:32x32", "at most 256 chips; use --slices"),
         ("h100:16", "at most 8 GPUs; for more, use several hosts: h100:8x2"),
         ("h100:0", "use KIND:N"),
