@@ -149,7 +149,7 @@ def test_text_page_and_json_of_a_plan_agree(step, capsys):
     for shown in ("6.00 ms", f"{mfu:.1%}", "10.0", "80.0", "6,000,000", "24,576,000,000", "682,667", "Pallas kernels"):
         assert shown in text and shown in page
     for said in (
-        "sum of the compiler's cycle estimates",
+        "cycle estimates for all instructions",
         "25.0% of the peak; without them a step takes 5.00 ms",
     ):
         assert said in text and said in page
