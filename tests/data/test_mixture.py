@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dying_loader import assert_equal_after_kills
 from hypothesis import given
 from hypothesis import strategies as st
-from streamed_outputs import assert_rows_equal, edited, joined, picked, texts
+from streamed_outputs import assert_equal_after_kills, assert_rows_equal, edited, joined, picked, texts
 from tiny_runs import RECIPE, TINY
 
 from bert_jax.commands import pretrain

@@ -9,8 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from dying_loader import assert_equal_after_kills
-from streamed_outputs import assert_rows_equal, edited, joined, picked
+from streamed_outputs import assert_equal_after_kills, assert_rows_equal, edited, joined, picked
 from tiny_runs import RECIPE, ROOT, TINY, environment
 
 from bert_jax.commands import pretrain

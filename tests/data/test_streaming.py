@@ -13,8 +13,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from dying_loader import assert_equal_after_kills
-from streamed_outputs import EmulatedStore, assert_rows_equal, edited, many_rows, picked, served, texts
+from streamed_outputs import (
+    EmulatedStore,
+    assert_equal_after_kills,
+    assert_rows_equal,
+    edited,
+    many_rows,
+    picked,
+    served,
+    texts,
+)
 from tiny_runs import RECIPE, TINY
 
 from bert_jax.commands import build_examples, pretrain
