@@ -56,15 +56,15 @@ def read_mixture(sources: Mapping[str, Any], key: str, alpha: float = 1.0) -> Mi
     folders = [
         NamedFolder(name, *((source, None) if isinstance(source, str) else source)) for name, source in sources.items()
     ]
-    for folder in folders:
-        if not folder.folder.strip():
-            raise UserError(f"{key}: the folder of {folder.name} is empty. Name one")
-        if not _NAME.fullmatch(folder.name):
-            raise UserError(f"{key} has the name {folder.name!r}. Use letters, digits, _ and -, and a letter first")
-        if folder.weight is not None and not 0 < folder.weight < math.inf:
-            raise UserError(
-                f"{key}: the share of {folder.name} is {folder.weight:g}. Use a positive number, or omit it"
-            )
+    for name, folder, weight in folders:
+        too_small_or_large = weight is not None and not 0 < weight < math.inf
+        for refused, problem in (
+            (not folder.strip(), f"the folder of {name} is empty. Name one"),
+            (not _NAME.fullmatch(name), f"invalid name {name!r}. Use letters, digits, _ and -, and a letter first"),
+            (too_small_or_large, f"the share of {name} is {weight}. Use a positive number, or omit it"),
+        ):
+            if refused:
+                raise UserError(f"{key}: {problem}")
     by_tokens = [folder.name for folder in folders if folder.weight is None]
     if by_tokens and len(by_tokens) < len(folders):
         raise UserError(

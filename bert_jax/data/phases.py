@@ -209,22 +209,17 @@ class PhasedLoader:
 
 def _check_phases(phases: Sequence[Phase]) -> None:
     """Raises UserError for a phase whose tokenizer or kind of sequences differs from the first phase's."""
-    first = phases[0].mixture.dataset
-    for phase in phases[1:]:
+
+    def traits(phase: Phase) -> tuple[tuple[str, str], ...]:
         dataset = phase.mixture.dataset
-        this, that = f"{phase.key} ({address_of(dataset.directory)})", phases[0].key
-        if dataset.tokenizer_hash != first.tokenizer_hash:
-            raise UserError(
-                f"{this} was built with a different tokenizer than {that} ({first.directory}). Build all phases "
-                "with the same --tokenizer"
-            )
-        if dataset.labelled != first.labelled:
-            labelled, unlabelled = (first, dataset) if first.labelled else (dataset, first)
-            raise UserError(
-                f"{this} and {that} need different objectives: {labelled.directory} has labelled pairs "
-                f"({labelled.manifest['objective']}), {unlabelled.directory} has none "
-                f"({unlabelled.manifest['objective']}). Build all phases with the same --objective"
-            )
+        pairs = "labelled pairs" if dataset.labelled else "sequences without labels"
+        return ("--tokenizer", f"tokenizer {dataset.tokenizer_hash[:12]}"), ("--objective", pairs)
+
+    for phase in phases[1:]:
+        for (flag, got), (_, wanted) in zip(traits(phase), traits(phases[0]), strict=True):
+            if got != wanted:
+                this, first = (f"{one.key} ({address_of(one.mixture.dataset.directory)})" for one in (phase, phases[0]))
+                raise UserError(f"{this} has {got}, but {first} has {wanted}. Build all phases with the same {flag}")
 
 
 def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> list[Phase]:

@@ -368,7 +368,23 @@ def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callabl
     with (folder / ".lock").open("wb") as lock:
         if not wait_for_lock(lock):
             raise UserError(f"data.cache_dir={cache_dir} is on a file system without locks; choose one on a local disk")
-        _copy_missing(source, folder, manifest, (chosen,) if chosen else parts, log)
+        prefixes = tuple(f"{part}/" for part in ((chosen,) if chosen else parts))
+        shards = {shard["name"]: shard for shard in manifest["shards"] if shard["name"].startswith(prefixes)}
+        others = [name for name in source.names("tokenizer") if ".." not in name.split("/")]
+        sizes = {name: shard["bytes"] for name, shard in shards.items()}
+        sizes |= {name: source.size(name) for name in [*others, manifest["unigram_counts"]]}
+        missing = [name for name, size in sizes.items() if _size(folder / name) != size]
+
+        def fetch(name: str) -> None:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            digest = shards[name]["sha256"] if name in shards else None
+            write_atomic(folder / name, source.verified_blocks(name, digest, sizes[name]))
+
+        if missing:
+            megabytes = sum(sizes[name] for name in missing) / 1e6
+            log(f"copying {len(missing)} files of {source.address} to {folder} ({megabytes:,.1f} MB)")
+        with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
+            list(pool.map(fetch, missing))
         # The manifest comes last, because a folder with a manifest counts as complete.
         if not (folder / MANIFEST).exists():
             write_atomic(folder / MANIFEST, content)
@@ -382,29 +398,6 @@ def open_output(address: str) -> tuple[Folder, Part | None]:
     if last in PARTS and output.read_if_present(MANIFEST) is None:
         return Folder(parent), "train" if last == "train" else "eval"
     return output, None
-
-
-def _copy_missing(
-    source: Folder, folder: Path, manifest: Mapping[str, Any], parts: Sequence[Part], log: Callable[[str], object]
-) -> None:
-    """Copies the files that are missing or have another size."""
-    shards = [shard for shard in manifest["shards"] if shard["name"].startswith(tuple(f"{part}/" for part in parts))]
-    hashes = {shard["name"]: shard["sha256"] for shard in shards}
-    sizes = {shard["name"]: shard["bytes"] for shard in shards}
-    others = [name for name in source.names("tokenizer") if ".." not in name.split("/")]
-    sizes |= {name: source.size(name) for name in [*others, manifest["unigram_counts"]]}
-    missing = [name for name, size in sizes.items() if _size(folder / name) != size]
-    if not missing:
-        return
-    megabytes = sum(sizes[name] for name in missing) / 1e6
-    log(f"copying {len(missing)} files of {source.address} to {folder} ({megabytes:,.1f} MB)")
-
-    def fetch(name: str) -> None:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / name, source.verified_blocks(name, hashes.get(name), sizes[name]))
-
-    with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
-        list(pool.map(fetch, missing))
 
 
 def _size(path: str | Path) -> int | None:

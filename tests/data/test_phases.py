@@ -91,8 +91,12 @@ def test_the_shapes_of_later_batches_are_known_from_any_step(shards_dir):
 @pytest.mark.parametrize(
     ("changes", "overrides", "said"),
     [
-        ({"tokenizer": {"hash": "0" * 64}}, [], r"data\.phases\.9 \(.*\) was built with a different tokenizer"),
-        ({"objective": "single"}, [], r"need different objectives: .* labelled pairs \(nsp\), .* none \(single\)"),
+        (
+            {"tokenizer": {"hash": "0" * 64}},
+            [],
+            r"data\.phases\.9 \(.*\) has tokenizer 0{12}, but .* the same --tokenizer",
+        ),
+        ({"objective": "single"}, [], "has sequences without labels, but .* has labelled pairs"),
         ({"seq_len": 128}, ["--config.model.max_positions=64"], "--config.model.max_positions=128"),
         ({}, ["--config.data.phases=9"], "config.data.phases is 9. Give a value of type dict"),
         ({}, ["--config.data.phases={9: '/nowhere'}"], "/nowhere"),
