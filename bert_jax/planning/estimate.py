@@ -171,13 +171,7 @@ def collectives(program: Program, topology: Topology) -> list[Collective]:
             return (instruction.cycles or 0) / chip.clock
         return programs.bytes_moved(program, instruction) / chip.memory_bandwidth
 
-    return programs.collectives(
-        program,
-        len(topology.devices),
-        topology.slices,
-        transfer_seconds=topology.seconds,
-        work_seconds=work_seconds,
-    )
+    return programs.collectives(program, len(topology.devices), topology.slices, topology.seconds, work_seconds)
 
 
 def pallas_efficiency(chip: Chip | Gpu, head_width: int) -> float:

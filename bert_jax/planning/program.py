@@ -252,17 +252,16 @@ class Collective:
 def collectives(
     program: Program,
     devices: int,
-    slices: int = 1,
-    *,
-    transfer_seconds: Callable[[Collective], float] | None = None,
-    work_seconds: Callable[[Instruction], float] = lambda _: 0.0,
+    slices: int,
+    transfer_seconds: Callable[[Collective], float],
+    work_seconds: Callable[[Instruction], float],
 ) -> list[Collective]:
     """Returns a program's collectives, largest first.
 
     Args:
         devices: Devices that the program runs on.
         slices: TPU slices, or hosts of GPUs, that the devices are in.
-        transfer_seconds: Returns a collective's time; None: nothing overlaps.
+        transfer_seconds: Returns a collective's time.
         work_seconds: Returns an instruction's time.
     """
     groups: dict[tuple[str, int, int], Collective] = {}
@@ -273,7 +272,7 @@ def collectives(
             continue
         # A collective is hidden for as long as the work between its start and end lasts.
         work = sum(share * work_seconds(other) for other, share in between.get(instruction.name, ()))
-        needed = 0.0 if transfer_seconds is None else transfer_seconds(collective)
+        needed = transfer_seconds(collective)
         hidden = min(1.0, work / needed) if needed else 0.0
         key = (collective.kind, collective.group, collective.slices)
         total = groups.get(key, dataclasses.replace(collective, count=0.0, bytes=0.0))
