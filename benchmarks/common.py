@@ -115,9 +115,10 @@ def run_command(line: Sequence[str], variables: Mapping[str, str] | None = None)
 
 
 def keep_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Writes the settings of a new folder of results, by the names of their flags.
+    """Writes the settings to a new folder of results, by the names of their flags.
 
-    Raises UserError for a folder of other settings, whose results would be mixed with those of these.
+    Raises:
+        UserError: The folder has other settings. Results must not be mixed.
     """
     file = folder / SETTINGS_FILE
     if not file.exists():
@@ -130,7 +131,7 @@ def keep_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def replace_block(page: Path, begin: str, content: str, end: str) -> None:
-    """Replaces what is between two marker lines of a page. Raises UserError if the page lacks one of them."""
+    """Replaces the text between two marker lines of a page. Raises UserError if a marker is missing."""
     before, found, rest = page.read_text(encoding="utf-8").partition(begin)
     _, found_end, after = rest.partition(end)
     if not (found and found_end):
@@ -141,10 +142,10 @@ def replace_block(page: Path, begin: str, content: str, end: str) -> None:
 class ProcessTree:
     """Samples a process and all its descendants while the `with` block runs.
 
-    peak_bytes       the maximum of the summed resident memory; pages shared between processes
-                     (libraries) count in each, so it is an upper bound
+    peak_bytes       the maximum of the summed resident memory: an upper bound, because pages that processes
+                     share (libraries) count several times
     peak_processes   the number of processes at that time
-    cpu_seconds      the CPU time of all processes, up to the last sample of each
+    cpu_seconds      the CPU time of all processes, up to their last samples
     """
 
     def __init__(self, pid: int | None = None, every_seconds: float = 0.05) -> None:

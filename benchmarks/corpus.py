@@ -12,11 +12,10 @@ _PERTURBED = 8  # one of so many words changes from pass to pass
 
 
 def write_mixture(paths: list[Path], megabytes: float, target: Path) -> int:
-    """Writes documents of the files, each followed by a blank line, up to a size in MB, and returns the bytes.
+    """Writes documents, with blank lines between them, up to a size in MB, and returns the bytes.
 
-    Files take turns so that each contributes in proportion to its size; a short text then resembles a long one. A file
-    that has no more documents starts again, with other words in every line, so that neither a cache of words nor a
-    comparison of documents finds what it has seen.
+    Files take turns in proportion to their sizes, so that a short text resembles a long one. After its last document, a
+    file starts again, with changed words in every line, so that no cache of words and no deduplication recognizes them.
     """
     sizes = [path.stat().st_size for path in paths]
     streams = [_endless(path) for path in paths]

@@ -61,7 +61,7 @@ Turn = dict[int, list[list[Prepared]]]
 
 
 def encoder_speed(text: Path, vocabulary: Path, threads: int) -> float:
-    """Tokens per second of the bare encoder, in a process of its own."""
+    """Measures the tokens per second of the encoder alone, in another process."""
     command = [sys.executable, "-m", "benchmarks.data_prep_peer", str(text), str(vocabulary)]
     environment = variables() | {"RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "true"}
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=REPOSITORY)
@@ -133,7 +133,7 @@ def speed(arguments: argparse.Namespace, folder: Path) -> None:
 
 
 def scaling(arguments: argparse.Namespace, folder: Path) -> None:
-    """Measures memory, disk and time over three sizes, each with one worker and with all workers."""
+    """Measures memory, disk and time for texts of three sizes, with one worker and with all workers."""
     paths = readers.expand(arguments.text)
     texts = [folder / f"text_{number}.txt" for number in range(len(arguments.sizes))]
     sizes = [write_mixture(paths, megabytes, text) for megabytes, text in zip(arguments.sizes, texts, strict=True)]
@@ -151,8 +151,8 @@ def scaling(arguments: argparse.Namespace, folder: Path) -> None:
     emit("data_prep_memory", memory, "MB", None, None, details | {"runs": table}, lower_is_better=True)
     names = [f"{size / MB:.0f} MB" for size in sizes]
     disk = [one.shard_bytes / one.counts["tokens"] for one in middle[arguments.workers]]
-    each = {name: round(one, 3) for name, one in zip(names, disk, strict=True)}
-    emit("data_prep_disk", max(disk), "bytes/token", None, None, details | each, lower_is_better=True)
+    by_size = {name: round(one, 3) for name, one in zip(names, disk, strict=True)}
+    emit("data_prep_disk", max(disk), "bytes/token", None, None, details | by_size, lower_is_better=True)
 
     for workers, prepared in middle.items():
         seconds = np.array([one.seconds for one in prepared])
@@ -177,7 +177,11 @@ def scaling(arguments: argparse.Namespace, folder: Path) -> None:
 def in_turns(
     texts: Sequence[Path], sizes: Sequence[int], arguments: argparse.Namespace, folder: Path
 ) -> tuple[list[Turn], list[float]]:
-    """The turns over the texts, and after each turn the seconds of separate simultaneous jobs on the last text."""
+    """Runs turns over all texts, and after every turn separate simultaneous jobs on the last text.
+
+    Returns:
+        The runs of all turns, and the seconds of the separate jobs.
+    """
     turns: list[Turn] = []
     apart: list[float] = []
     for _ in range(arguments.repeats):
@@ -208,7 +212,7 @@ def ratio(turn: Turn, place: int, workers: int) -> float:
 
 
 def side_by_side(text: Path, arguments: argparse.Namespace, folder: Path) -> float:
-    """Seconds until as many jobs as there are workers, of one worker each, have all ended on the same text."""
+    """Starts one job per worker on the same text, with one worker each; returns the seconds until all have ended."""
     outputs = [folder / f"apart_{number}" for number in range(arguments.workers)]
     seconds = timed([bert_jax_command(text, output, arguments, 1) for output in outputs], folder)
     for output in outputs:

@@ -186,7 +186,7 @@ def measure_int8(flags: Any, config: FinetuneConfig) -> None:
 
 
 def compared_programs(vectors: Mapping[str, tuple[Vectors, Vectors]], scores: Sequence[float]) -> dict[str, Any]:
-    """Figures of the vectors of both texts of each pair, by dtype."""
+    """Compares the vectors of two dtypes for pairs of texts."""
     units = {name: [one / np.linalg.norm(one, axis=1, keepdims=True) for one in both] for name, both in vectors.items()}
     cosines = {name: np.sum(first * second, axis=1) for name, (first, second) in units.items()}
     same = np.concatenate([np.sum(units["float32"][side] * units["int8"][side], axis=1) for side in (0, 1)])

@@ -1,10 +1,10 @@
 """The peer of benchmarks/embeddings.py: sentence-transformers embeds texts, or trains with CoSENTLoss.
 
-benchmarks/embeddings.py starts it under a Python that has that library, which is imported only when it is used. It runs
-on the GPU if there is one; --compute_dtype=bfloat16 then means training by autocast, with float32 parameters. Its first
-line has its versions. With --work=embed or --work=train it then reads a number of steps from each line of its input and
-answers with a JSON list of their seconds. Otherwise --work names seeds: it trains once for each, and prints Spearman on
-dev as a JSON line.
+benchmarks/embeddings.py starts it under a Python with this library, which is imported only when it is used. It runs on
+the GPU if there is one; --compute_dtype=bfloat16 then means training by autocast, with float32 parameters. It prints
+its versions first. With --work=embed or --work=train it then reads numbers of steps, one per line, and answers with a
+JSON list of their seconds. Otherwise --work names seeds: it trains once per seed, and prints Spearman on dev as a JSON
+line.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 It runs on the GPU if there is one; --compute_dtype=bfloat16 then means autocast, with float32 parameters.
 
-benchmarks/finetune.py starts it under a Python that has torch and transformers, which are imported only when they are
-used. Its first line has its versions. With --seeds=turns it then reads a number of steps from each line of its input
-and answers with a JSON list of their seconds. Otherwise it trains once for each seed and prints the dev metrics of each
-run as a JSON line.
+benchmarks/finetune.py starts it under a Python with torch and transformers, which are imported only when they are used.
+It prints its versions first. With --seeds=turns it then reads numbers of steps, one per line, and answers with a JSON
+list of their seconds. Otherwise it trains once per seed, and prints the run's dev metrics as a JSON line.
 """
 
 from __future__ import annotations

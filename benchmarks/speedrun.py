@@ -1,19 +1,19 @@
-"""Trains the encoder of configs/cpu_speedrun.py for two hours on two cores, and scores it and what it is compared with.
+"""Trains the encoder of configs/cpu_speedrun.py for two hours on two cores, and compares its scores with other models.
 
     BERT_JAX_DATA=DATA python -m benchmarks.speedrun --output runs/speedrun --peer_python ENV/bin/python
 
 The parts, in order; --part NAME,NAME runs some of them:
 
 data       a vocabulary and shards from the English text in DATA/pretrain, with held-out documents
-train      the recipe, limited by its budget of training time; --config.KEY=VALUE overrides a key of it. With --replay
-           the published run again, step by step, however long that takes: its schedule is read from its log
-scores     fine-tuning of that model on every task with every seed, by the metrics of dev
-random     the same for the same architecture with random parameters
-peer       the same for transformers' BertForMaskedLM of the same size: trained on the same rows for the same minutes
-           with the defaults of its script run_mlm.py (benchmarks/speedrun_peer.py), under --peer_python
-reference  the scores of another model in Hugging Face layout, --reference FOLDER, with the same settings
-page       the table and the curve of what is finished, and of what RESULTS/ already holds: RESULTS/ and the block of
-           a page of the documentation
+train      the recipe, limited by its training time; --config.KEY=VALUE overrides a key. With --replay, the published
+           run again, step by step, however long it takes: its schedule is read from its log
+scores     dev metrics of this model, fine-tuned on every task with every seed
+random     scores of the same architecture with random parameters
+peer       scores of transformers' BertForMaskedLM of the same size: trained on the same rows for the same minutes with
+           the defaults of its script run_mlm.py (benchmarks/speedrun_peer.py), under --peer_python
+reference  scores of another model in Hugging Face layout, --reference FOLDER, with the same settings
+page       RESULTS/ and a block in a page of the documentation: the table and the curve of all finished parts, together
+           with the results that RESULTS/ already holds
 
 A part that was interrupted is resumed by the same command, and a finished one is not repeated. A folder belongs to its
 text, sizes, seeds and --config values, and others are refused. Nothing else should run on the machine while it trains,
@@ -112,7 +112,7 @@ class Speedrun:
         self._score("trained", self.output / "trained")
 
     def random(self) -> None:
-        """Scores the same architecture with random parameters: what a step at rate 0 saves."""
+        """Scores the same architecture with random parameters, which a step at rate 0 saves."""
         self._pretrain("random", "steps=1", "budget_minutes=0", "optimizer.learning_rate=0", "eval.every_steps=0")
         self._score("random", self.output / "random")
 

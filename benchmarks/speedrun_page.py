@@ -46,11 +46,10 @@ NOTE = (
 
 
 def collect(output: Path, target: float) -> dict[str, Any]:
-    """Returns what is finished in the folder of a speedrun: training of each side, and scores by system and task.
+    """Returns the finished parts of a speedrun: settings, training of both sides, and scores by system and task.
 
-    A run that follows the log of another is its `replay`, without a time of its own; `replayed` lists the tasks that
-    are scored with its model.
-    Its `settings` are those of the folder, and the vocabulary and tokens of its shards.
+    A run that follows the log of another run is a `replay`, and has no time. `replayed` lists the tasks that are scored
+    with its model. `settings` include the vocabulary and tokens of the shards.
     """
     systems: dict[str, dict[str, Any]] = {}
     for system in SYSTEMS:
@@ -87,15 +86,17 @@ def collect(output: Path, target: float) -> dict[str, Any]:
 
 
 def is_replay(config: Mapping[str, Any]) -> bool:
-    """Whether a run with that config.json follows the log of another."""
+    """Returns whether a run with this config.json follows the log of another run."""
     return bool(config["training"]["budget_replay"])
 
 
 def with_published(found: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns the results, and for what they lack, those that the folder already holds.
+    """Completes results by the results that the folder already holds.
 
-    So the systems, and the tasks of one, can be measured on several days or machines. Raises UserError for published
-    results of other settings, or of other text or another vocabulary.
+    So systems and tasks can be measured on several days or machines.
+
+    Raises:
+        UserError: The published results have other settings, text or vocabulary.
     """
     file = folder / RESULTS_FILE
     if not file.exists():
@@ -246,7 +247,7 @@ def _lead(points: float, two_errors: float) -> str:
 
 
 def facts(results: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what the page says about training, and the machines and commits of all runs, in words."""
+    """Returns the page's facts about training, machines and commits, by name."""
     training, found = results["training"], {}
     if run := training.get("trained"):
         found["training"] = f"{run['seconds'] / 60:.1f} minutes, {run['step']:,} steps, {run['tokens']:,} tokens"
@@ -267,8 +268,8 @@ def facts(results: Mapping[str, Any]) -> dict[str, str]:
         found[f"time to a held-out loss of {target['eval_mlm_loss']:g}"] = reached
     origins = [run["origin"] for run in training.values() if "origin" in run]
     origins += [task for system in results["systems"].values() for task in system["tasks"].values()]
-    machines = [_machine(each["machine"]) for each in origins]
-    commits = [common.short_commit(each["commit"]) for each in origins]
+    machines = [_machine(origin["machine"]) for origin in origins]
+    commits = [common.short_commit(origin["commit"]) for origin in origins]
     return found | {
         name: "; ".join(dict.fromkeys(values))
         for name, values in (("machine", machines), ("commit", commits))
@@ -291,7 +292,7 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 
 def copy_logs(found: Mapping[str, Any], output: Path, folder: Path) -> None:
-    """Publishes the logs of what a folder has trained to the end; the log of a replay is that of the run before."""
+    """Publishes the logs of all finished trainings in a folder. A replay has no log of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     for system, name in (("trained", METRICS_FILE), ("peer", "peer_metrics.jsonl")):
         if system in found["training"]:

@@ -7,9 +7,9 @@ The step is the trainer's: forward, backward, clipping and AdamW, on full rows o
 CPU; on an accelerator, in bfloat16 with float32 parameters (the peers by autocast, with torch's fused attention).
 
 The peers are transformers' BertForPreTraining with the same sizes, dropout, optimizer, clipping and number of masked
-positions. bert_jax computes the last layer's queries and feed-forward part, and the heads, at the masked positions and
-[CLS] only, and transformers at all positions, which is more work for the same loss. So each peer has one JSON line, and
-those of equal work come first:
+positions. bert_jax computes the last layer's queries and feed-forward part, and the heads, only at the masked positions
+and [CLS]. transformers computes them at all positions, which is more work for the same loss. So there are several
+peers, with a JSON line each. Peers with equal work come first:
 
 equal   transformers' parameters and layers, with the last layer and the heads at those positions, too
 head    transformers' model, which gathers the masked positions before the vocabulary head, as users may do easily
@@ -17,8 +17,8 @@ full    transformers' model as it is
 
 and equal_compiled, head_compiled and full_compiled: the same under torch.compile, which needs a C++ compiler on a CPU.
 
-Each peer takes turns with bert_jax in a process of its own that ends before the next begins, and the medians of the two
-programs are compared. On an accelerator, a line also gives the model FLOPs utilization and the peak of device memory.
+A peer takes turns with bert_jax in its own process, which ends before the next peer starts. Their medians are compared.
+On an accelerator, a line also gives the model FLOPs utilization and the peak of device memory.
 """
 
 import argparse
@@ -51,7 +51,7 @@ from bert_jax.train.objectives import MaskedLMObjective
 VOCAB_SIZE = 30522  # bert-base-uncased
 SIZES = ("tiny", "mini", "small", "medium", "base", "large")  # the presets that the peer supports
 MASK_RATE = 0.15
-# What each peer is, in the order in which they are measured: those of equal work first.
+# Descriptions of the peers, in the order in which they are measured: equal work first.
 WORK = {
     "equal": "last layer and heads at the masked positions and [CLS] as here",
     "head": "vocabulary head at the masked positions as here, last layer at all",
@@ -88,7 +88,7 @@ def random_batch(config: ModelConfig, batch_size: int, seq_len: int) -> Batch:
 
 
 def our_turn(config: ModelConfig, runtime: Runtime, batch: Batch) -> Turn:
-    """The train step as the trainer compiles it; each step donates its state to the next."""
+    """The train step as the trainer compiles it. A step donates its state to the next step."""
     objective, optimizer_config = MaskedLMObjective(), AdamW()
     optimizer = optim.build(optimizer_config, abstract_params(config, objective.heads))
     plan = step_lib.Plan(config, runtime, objective, optimizer_config, optimizer)

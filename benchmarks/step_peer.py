@@ -1,6 +1,6 @@
 """The peers of benchmarks/step.py: a training step of BERT in torch, on the GPU if there is one.
 
-All are transformers' BertForPreTraining with the same loss, and differ in where they compute what:
+All are transformers' BertForPreTraining with the same loss. They differ in the positions at which they compute:
 
 --work=equal   the last layer's queries and feed-forward part, and the heads, at the masked positions and [CLS] only, as
                bert_jax does
@@ -9,9 +9,9 @@ All are transformers' BertForPreTraining with the same loss, and differ in where
 
 --compiled passes the forward and the backward pass through torch.compile.
 
-benchmarks/step.py starts it under a Python that has torch and transformers, which are imported only when they are
-used. It reads a number of steps from each line of its input and answers with a JSON list of their seconds, so that the
-two programs take turns on one machine.
+benchmarks/step.py starts it under a Python with torch and transformers, which are imported only when they are used. It
+reads numbers of steps, one per line, and answers with a JSON list of their seconds, so that the two programs take turns
+on one machine.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def random_inputs(arguments: argparse.Namespace) -> dict[str, torch.Tensor]:
 
 
 def loss_of(model: transformers.BertForPreTraining, work: str) -> Callable[..., torch.Tensor]:
-    """The loss of a batch of `random_inputs`: the mean over masked positions plus that of the next-sentence labels."""
+    """The loss of `random_inputs`: the mean over masked positions plus the mean over next-sentence labels."""
     import torch
 
     def loss_at(

@@ -1,12 +1,15 @@
-"""How well rows are shuffled that are streamed in windows, compared with a full permutation.
+"""Measures how well streaming in windows shuffles rows, compared with a full permutation.
 
     python -m benchmarks.streaming [--rows N] [--batch_size B] [--cache_bytes 1e9,8e9,64e9]
 
-Prints one JSON line. For each size of the cache it has, by the rows' numbers alone: pairs of rows of one document (20
-consecutive rows) in a batch, relative to what random rows have on average; the variance of the mean row number of a
-batch, and of 100 consecutive batches, relative to random rows; the share of the rows of 100 consecutive batches that
-have a document in common with another one; and the largest difference of the distributions of how far rows move (the
-statistic of Kolmogorov and Smirnov). The value is the first of them.
+Prints one JSON line. It has five measures for every size of the cache, which need only the numbers of rows:
+
+1. pairs of rows in a batch that share a document (20 consecutive rows), relative to the mean of random batches;
+2. the variance of a batch's mean row number, and 3. of 100 consecutive batches', relative to random rows;
+4. the share of rows in 100 consecutive batches that share a document with another row;
+5. the Kolmogorov-Smirnov statistic of the distances by which rows move.
+
+The line's value is the first measure.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,10 +50,10 @@ def quality(order: Order, rows: int, batch_size: int) -> Quality:
     together = BATCHES_TOGETHER * batch_size
     starts = np.random.default_rng(0).integers(0, rows // batch_size - BATCHES_TOGETHER + 1, GROUPS) * batch_size
     numbers = starts[:, None] + np.arange(together)
-    groups = np.stack([order(each) for each in numbers])
+    groups = np.stack([order(row) for row in numbers])
     batches = groups.reshape(-1, batch_size)
-    pairs = batch_size * (batch_size - 1) / 2 * (DOCUMENT_ROWS - 1) / (rows - 1)  # that are expected
-    variance = rows**2 / 12  # of the number of a random row
+    pairs = batch_size * (batch_size - 1) / 2 * (DOCUMENT_ROWS - 1) / (rows - 1)  # the expectation for random rows
+    variance = rows**2 / 12  # of a random row's number
     # Two independent uniform numbers differ by at most d with probability 1 - (1 - d)^2.
     moved = stats.kstest((np.abs(groups - numbers) / rows).reshape(-1), lambda d: 1 - (1 - d) ** 2).statistic
     return Quality(
@@ -63,7 +66,7 @@ def quality(order: Order, rows: int, batch_size: int) -> Quality:
 
 
 def _document_pairs(batches: np.ndarray) -> np.ndarray:
-    """The number of pairs of rows of one document in each batch [N, B]."""
+    """Counts the pairs of rows that share a document, for every batch in [N, B]."""
     documents = np.sort(batches // DOCUMENT_ROWS, axis=1)
     pairs = np.zeros(len(batches), np.int64)
     for apart in range(1, min(DOCUMENT_ROWS, documents.shape[1])):
@@ -72,7 +75,7 @@ def _document_pairs(batches: np.ndarray) -> np.ndarray:
 
 
 def _share_with_neighbors(documents: np.ndarray) -> float:
-    """The share of rows whose document another row has, too."""
+    """Returns the share of rows that share their document with another row."""
     _, counts = np.unique(documents, return_counts=True)
     return float(counts[counts > 1].sum() / documents.size)
 

@@ -1,4 +1,4 @@
-"""Lets programs take turns on one machine: bert_jax in this process, and the peer in a process of its own."""
+"""Lets two programs take turns on one machine: bert_jax in this process, and the peer in another one."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 from bert_jax import errors
 
-Turn = Callable[[int], list[float]]  # runs a number of steps, and returns the seconds of each
+Turn = Callable[[int], list[float]]  # runs a number of steps and returns their seconds
 
 # Gives glibc in another process the settings of bert_jax.host.keep_freed_memory.
 KEEP_MEMORY = {
@@ -27,9 +27,9 @@ def leave_gpu_memory() -> None:
 
 @contextlib.contextmanager
 def peer_turn(line: Sequence[str], keep_memory: bool) -> Iterator[tuple[Turn, dict[str, Any]]]:
-    """Starts the peer's script, which waits between its turns; yields its turn and what it prints first (its versions).
+    """Starts the peer's script; yields a function that runs its steps, and the versions that it prints first.
 
-    The script answers each line of its input, a number of steps, with a JSON list of their seconds. With keep_memory it
+    The script reads numbers of steps, one per line, and answers with a JSON list of their seconds. With keep_memory it
     keeps freed memory, as bert_jax does.
     """
     environment = os.environ | (KEEP_MEMORY if keep_memory else {})
@@ -52,7 +52,7 @@ def peer_turn(line: Sequence[str], keep_memory: bool) -> Iterator[tuple[Turn, di
 
 
 def peer_answers(line: Sequence[str]) -> tuple[dict[str, str], list[Any]]:
-    """Runs the peer's script to its end; returns what it prints first (its versions), and the other lines' JSON."""
+    """Runs the peer's script to its end; returns the versions in its first line, and the other lines' JSON."""
     done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise errors.UserError(f"the peer under {line[0]} stopped; its own message is above")
@@ -61,11 +61,11 @@ def peer_answers(line: Sequence[str]) -> tuple[dict[str, str], list[Any]]:
 
 
 def alternate(turns: Sequence[Turn], rounds: int, count: int, warmup: int) -> list[list[float]]:
-    """The seconds of every step of each program: `rounds` turns of `count` steps, after `warmup` steps."""
+    """Returns the seconds of every program's steps: `rounds` turns of `count` steps, after `warmup` steps."""
     seconds: list[list[float]] = [[] for _ in turns]
     for turn in turns:
         turn(warmup)
     for _ in range(rounds):
-        for turn, found in zip(turns, seconds, strict=True):
-            found += turn(count)
+        for turn, measured in zip(turns, seconds, strict=True):
+            measured += turn(count)
     return seconds

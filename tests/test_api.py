@@ -28,9 +28,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from extensions.parameter_norms import ParameterNorms
-from hub_server import HubHandler, serving
 from huggingface_hub.errors import OfflineModeIsEnabled
 from random_checkpoints import odd_config, random_checkpoint
+from store_emulators import HubHandler, serving
 
 import bert_jax
 from bert_jax import api

@@ -25,12 +25,13 @@ class Rows(NamedTuple):
 
 
 def unmasked_ids(rows: Rows) -> UInt[np.ndarray, "R T"]:
-    """input_ids as they were before static masking."""
+    """Undoes static masking in input_ids."""
     if rows.masked_positions is None or rows.masked_ids is None or rows.masked_counts is None:
         return rows.input_ids
     ids = rows.input_ids.copy()
     real = np.arange(rows.masked_positions.shape[1]) < rows.masked_counts[:, None]
-    real &= rows.masked_positions < ids.shape[1]  # bert-jax inspect-shards reports positions outside of the row
+    # Damaged rows may have positions beyond their end. Only bert-jax inspect-shards --verify looks for them.
+    real &= rows.masked_positions < ids.shape[1]
     row, column = np.nonzero(real)
     ids[row, rows.masked_positions[row, column]] = rows.masked_ids[row, column]
     return ids
@@ -65,31 +66,28 @@ class Batch(NamedTuple):
 
     @property
     def unpacked(self) -> bool:
-        """Whether no row holds more than one sequence, as S shows. Attention uses it (model/embeddings.py)."""
+        """Whether every row holds one sequence at most. Attention needs it (model/embeddings.py)."""
         return one_in_each_row(self.cls_positions)
 
 
 def one_in_each_row(cls_positions: Any) -> bool:
-    """Whether no row of a batch with these cls_positions [B, S] holds more than one sequence: S is 1."""
+    """Whether S is 1 in cls_positions [B, S]: every row holds one sequence at most."""
     return np.shape(cls_positions)[-1:] == (1,)
 
 
-# [CLS], a token that can be predicted, and [SEP]: a shorter sequence has no prediction.
+# [CLS], one token to predict, and [SEP]. A shorter sequence has no prediction.
 SHORTEST_SEQUENCE = 3
 
 
 def max_predictions(seq_len: int, pack: int, mask_rate: float, reorder_rate: float = 0.0) -> int:
-    """M: the most predictions that a row with 1 to `pack` sequences and seq_len positions may have (law 2).
+    """M: the most predictions in a row of seq_len positions with 1 to `pack` sequences (law 2)."""
 
-    A sequence of n positions has max(1, round(mask_rate * n)) predictions, which is at most
-    h(n) = max(1, mask_rate * n + 1/2), a convex function. So the sum over sequences of at least SHORTEST_SEQUENCE
-    positions, together seq_len, is greatest if all but one are as short as that, and it grows with their number. The
-    round(reorder_rate * n / 3) shuffled trigrams add at most reorder_rate * n + 3/2 tokens, which keeps h convex.
-    """
-
+    # A sequence of n positions has max(1, round(mask_rate * n)) predictions, and round(reorder_rate * n / 3) trigrams
+    # of three tokens. This bound on both is convex in n.
     def most(length: int) -> float:
         return max(1.0, mask_rate * length + 0.5) + (reorder_rate * length + 1.5 if reorder_rate else 0.0)
 
+    # So the total is greatest for as many sequences as possible, all but one of them as short as possible.
     others = max(0, min(pack, seq_len // SHORTEST_SEQUENCE) - 1)
     bound = others * most(SHORTEST_SEQUENCE) + most(seq_len - others * SHORTEST_SEQUENCE)
-    return min(seq_len, int(bound + 1e-6))  # the millionth covers the rounding of products
+    return min(seq_len, int(bound + 1e-6))  # the millionth covers rounding errors of the products

@@ -1,17 +1,22 @@
-"""Makes batches from shards: a batch is a function of (dataset, configuration, seed, step), without state (law 1).
+"""Makes batches from shards. A batch is a function of (dataset, configuration, seed, step), without state (law 1).
 
-Three loaders build on one another: `DatasetLoader` makes rows of one data set by number, `MixtureLoader`
-(data/mixture.py) turns steps into numbers and picks sources, and `PhasedLoader` (data/phases.py) picks a step's phase.
-Then come helpers for evaluation: word counts for likelihoods per word, and rows with every token masked in turn. At the
-end, Prefetched prepares batches ahead in a thread.
+Three loaders build on one another: `PhasedLoader` (data/phases.py) picks a step's phase, `MixtureLoader`
+(data/mixture.py) picks the source of every row, and `DatasetLoader` makes the rows of one data set. Then come helpers
+for evaluation, and `Prefetched`, which makes batches ahead in a thread.
 
-Rows are counted in these ways, from a step of training to a stored row:
+Eight indices lead from a step of training to a stored row:
 
-row       in a global batch; `picked` are the rows that a process loads
-number    among all rows of a phase, in the order in which its steps read them
-lane      number % lanes: one process reads all rows of a lane; without streaming there is one lane
-ordinal   among the rows read from one data set: epoch * dataset.rows + place in the epoch
-index     in the data set, in shard order: the permuted place in the epoch"""
+| index   | counts |
+|---------|---|
+| step    | steps of the run |
+| row     | rows of the step's global batch; a process loads the rows `picked` |
+| number  | all rows of the phase, in the order in which its steps read them |
+| lane    | number % lanes; one process reads a whole lane, and without streaming there is one lane |
+| source  | data sets of the mixture, largest share first |
+| ordinal | rows read from one data set, over all epochs |
+| place   | rows of one epoch: ordinal % dataset.rows |
+| index   | rows of the data set in shard order: the permuted place |
+"""
 
 import hashlib
 import itertools
@@ -36,28 +41,26 @@ from bert_jax.errors import UserError
 from bert_jax.storage.remote import address_of
 from bert_jax.tokenization.vocabulary import Vocabulary
 
-# Held-out masks depend on the sequence alone: metrics compare between runs, steps and seeds.
+# Held-out masks have a fixed seed, so that metrics of all runs and steps are comparable.
 EVALUATION_SEED = 0
-ROWS_AT_ONCE = 4096  # when rows are counted, not batched
+ROWS_AT_ONCE = 4096  # if rows are counted, not batched
 
 ReadRows = Callable[[Int64[np.ndarray, "R"], bool], Rows]
 
 
 def check_tokenizer(dataset: Dataset, tokenizer: Vocabulary) -> None:
-    """Raises UserError unless the tokenizer encoded the rows."""
+    """Raises UserError if another tokenizer encoded the rows."""
     if tokenizer.content_hash != dataset.tokenizer_hash:
         raise UserError(
-            f"the tokenizer (hash {tokenizer.content_hash[:12]}) differs from the one of the shards in "
+            f"the tokenizer (hash {tokenizer.content_hash[:12]}) differs from the tokenizer of the shards in "
             f"{address_of(dataset.directory)} (hash {dataset.tokenizer_hash[:12]}). Use "
             f"{address_of(dataset.directory / 'tokenizer')}, or build the examples again with this tokenizer"
         )
 
 
 def batch_predictions(dataset: Dataset, rates: StepSchedule[float] | None) -> int:
-    """M in all training batches: enough for the highest rate, or as in the shards without `rates`.
-
-    M is the same at all steps, so that the step is compiled once.
-    """
+    """Returns M for training batches: enough for the highest rate, or M of the shards without `rates`."""
+    # M is the same at all steps, so that the step is compiled once.
     if rates is None:
         return dataset.max_predictions
     return max_predictions(dataset.seq_len, dataset.pack, max(rates.values), dataset.masking.reorder_rate)
@@ -66,14 +69,15 @@ def batch_predictions(dataset: Dataset, rates: StepSchedule[float] | None) -> in
 class DatasetLoader:
     """Makes masked rows from one data set, for training and for held-out evaluation.
 
-    Static masks are kept; other rows are masked here, by the data set's rule.
+    Rows with static masks keep them. Other rows are masked here by the data set's rule.
 
     Args:
-      rates: replace the rule's rate in training, but not in evaluation.
-      read: reads training rows by ordinal, in its own order instead of the full permutation (WindowCache.read).
+        rates: Replace the rule's rate in training. Evaluation keeps the rule's rate.
+        read: Reads training rows by ordinal in an order of its own (WindowCache.read). None: the whole data set is
+            permuted in every epoch.
 
     Raises:
-      UserError: for a tokenizer that did not encode the rows, and for rates with static masks.
+        UserError: Another tokenizer encoded the rows, or `rates` are given for static masks.
     """
 
     def __init__(
@@ -89,8 +93,8 @@ class DatasetLoader:
         if rates is not None and dataset.static:
             raise UserError(
                 f"the masks of {address_of(dataset.directory)} are static, with the rate of build_examples. Leave out "
-                "data.mask_rate and data.mask_schedule (--config.data.mask_rate=none unsets that of a recipe), or "
-                "build the examples with --masking dynamic"
+                "data.mask_rate and data.mask_schedule (--config.data.mask_rate=none unsets a recipe's rate), or build "
+                "the examples with --masking dynamic"
             )
         self._dataset, self._tokenizer, self._seed, self._read = dataset, tokenizer, seed, read
         self._rates = StepSchedule.constant(dataset.masking.rate) if rates is None else rates
@@ -102,11 +106,11 @@ class DatasetLoader:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the rows and their masking; with the configuration, it determines all batches."""
+        """Identifies the rows and their masking. Together with the configuration, it determines all batches."""
         dataset, default = self._dataset, MaskingRule().to_manifest()
         rule = dataset.masking.to_manifest()
         facts: list[Any] = [dataset.fingerprint, dataset.tokenizer_hash, rule["unit"], rule["rate"]]
-        # Only settings that differ from the defaults count, so that older fingerprints stay valid when one is added.
+        # Only settings that differ from their defaults count. So a new setting does not change old fingerprints.
         others = {name: rule[name] for name in rule if name not in ("unit", "rate") and rule[name] != default.get(name)}
         if self._unigram_counts is not None:
             others["unigram_counts"] = hashlib.sha256(self._unigram_counts.tobytes()).hexdigest()
@@ -119,16 +123,19 @@ class DatasetLoader:
         """Makes training rows.
 
         Args:
-          ordinals: the rows to make, counted over all epochs.
-          steps: the rows' steps, which set their mask rates; None: step 0.
-          ahead: whether streaming may load the following rows.
+            ordinals: The rows to make, counted over all epochs.
+            steps: The steps of the rows, which set their mask rates; None: step 0.
+            ahead: Whether streaming may load the rows after them.
         """
+        # ordinal -> epoch and place in it -> index in the data set. Each epoch permutes the data set by its own key. A
+        # batch may span two epochs, so every row has its own epoch here and below.
         epochs, places = np.divmod(ordinals, self._dataset.rows)
         if self._read is None:
             keys = order.combine(self._dataset_word, self._seed, epochs)
             stored = self._dataset.gather(order.permute(places, self._dataset.rows, keys))
-        else:
+        else:  # the streamed order does the same by windows (data/order.py)
             stored = self._read(ordinals, ahead)
+        # Several steps are made together, but few of them are distinct: one look-up per step, not per row.
         distinct, inverse = np.unique(np.zeros_like(ordinals) if steps is None else steps, return_inverse=True)
         rates = np.array([self._rates.at(step) for step in distinct.tolist()], np.float64)[inverse]
         return self._batch(stored, self._masker, epochs, self._predictions, rates)
@@ -136,16 +143,16 @@ class DatasetLoader:
     def evaluation_batches(
         self, batch_size: int, max_rows: int = 0, rows: slice | np.ndarray | None = None
     ) -> Iterator[Batch]:
-        """Yields each row once, in order, with masks that depend on no seed or epoch.
+        """Yields every row once, in shard order, with masks that do not depend on seed or epoch.
 
         Rows of zeros, which have weight 0, fill up the last batch.
 
         Args:
-          max_rows: stops after so many rows; 0: makes all.
-          rows: selects the rows to make in a batch.
+            max_rows: Stops after this many rows; 0: yields all.
+            rows: Selects the rows to make in each batch.
 
         Raises:
-          UserError: for a batch size below 1.
+            UserError: The batch size is below 1.
         """
         check_batch_size(batch_size)
         masker = self._make_masker(EVALUATION_SEED)
@@ -169,14 +176,14 @@ class DatasetLoader:
         most: int,
         rates: Float64[np.ndarray, "R"] | None = None,
     ) -> Batch:
-        """Rows with at most `most` predictions: the stored ones without a masker, otherwise an epoch's."""
+        """Masks rows as in their epochs, or keeps their static masks. A row has room for `most` predictions."""
         if masker is None:
             stored = (rows.input_ids, rows.masked_positions, rows.masked_ids, rows.masked_counts)
             ids, positions, labels, counts = (np.asarray(column, np.int32) for column in stored)
             masked = Masked(ids, positions, labels, counts, rows.sequence_lengths, rows.first_segment_lengths)
         else:
             masked = masker.apply(rows, epochs, most, rates)
-            # Infilling makes sequences shorter.
+            # Infilling shortens sequences, so the layout has to follow from the lengths after masking.
             rows = rows._replace(
                 sequence_lengths=masked.sequence_lengths, first_segment_lengths=masked.first_segment_lengths
             )
@@ -198,7 +205,7 @@ class DatasetLoader:
 
 
 class TokenLayout(NamedTuple):
-    """Fields of Batch, by name: where sequences and segments lie."""
+    """The fields of Batch that locate sequences and segments."""
 
     sequence_ids: Int32[np.ndarray, "R T"]
     segment_ids: Int32[np.ndarray, "R T"]
@@ -207,17 +214,18 @@ class TokenLayout(NamedTuple):
 
 
 def token_layout(rows: Rows) -> TokenLayout:
-    """Expands the stored lengths. Sequences follow one another from position 0; padding comes last."""
+    """Expands the stored lengths to one value per position."""
     (row_count, width), pack = rows.input_ids.shape, rows.sequence_lengths.shape[1]
     lengths = rows.sequence_lengths.astype(np.int32)
     columns = np.arange(width, dtype=np.int32)
-    if pack == 1:  # the same result in a quarter of the time
+    if pack == 1:  # the general way gives the same result, but takes four times as long
         filled = columns < lengths
         sequence_ids = filled.astype(np.int32)
         segment_ids = (filled & (columns >= rows.first_segment_lengths)).astype(np.int32)
         return TokenLayout(sequence_ids, segment_ids, columns * sequence_ids, np.zeros_like(lengths))
     starts = np.cumsum(lengths, axis=1, dtype=np.int32) - lengths
-    # A row is 2S + 1 runs of positions: two segments of each sequence, and the padding.
+    # A row consists of 2S + 1 runs of positions: segments A and B of every sequence in turn, and the padding. So runs
+    # 2s and 2s + 1 belong to sequence s. A run may be empty.
     runs = np.empty((row_count, 2 * pack + 1), np.int32)
     runs[:, 0:-1:2] = rows.first_segment_lengths
     runs[:, 1:-1:2] = lengths - rows.first_segment_lengths
@@ -246,12 +254,12 @@ def _in_order(
     rows: slice | np.ndarray | None,
     make: Callable[[Int64[np.ndarray, "K"]], Batch],
 ) -> Iterator[Batch]:
-    """Makes rows 0 to count - 1 in batches, or the selected `rows` of the batches. Zeros fill up the last batch."""
+    """Makes the rows 0 to count - 1 in batches, or only the selected `rows` of every batch."""
     picked = np.arange(batch_size, dtype=np.int64)[slice(None) if rows is None else rows]
     for start in range(0, count, batch_size):
         indices = start + picked
         indices = indices[indices < count]
-        added = picked.size - indices.size
+        added = picked.size - indices.size  # rows of zeros, which fill up the last batch
         fields = (
             None if field is None else np.pad(field, [(0, added)] + [(0, 0)] * (field.ndim - 1))
             for field in make(indices)
@@ -260,18 +268,17 @@ def _in_order(
 
 
 class WordCounts(NamedTuple):
-    """Counts tokens, without padding and without the first token ([CLS]) of a sequence."""
+    """Counts of tokens, excluding padding and the first token ([CLS]) of every sequence."""
 
-    ordinary: int  # tokens that are not special
-    words: int  # ordinary tokens that begin a word
-    special: int  # special tokens: each [SEP], and the token for unknown text
+    ordinary: int  # not special
+    words: int  # ordinary, and begin a word
+    special: int  # such as [SEP] and the token for unknown text
 
 
 def count_words(dataset: Dataset, tokenizer: Vocabulary, max_rows: int = 0) -> WordCounts:
-    """Counts the first max_rows rows; 0 means all.
+    """Counts the tokens and words in the first max_rows rows; 0 means all.
 
-    A word is a unit of whole-word masking by the rows' rule: a token with the continuation tokens after it. A
-    continuation token after a special token begins a word.
+    Words are the units of whole-word masking (masking.rule.find_words).
     """
     kinds = token_kinds(tokenizer, dataset.masking.words)
     total = np.zeros(3, np.int64)
@@ -290,37 +297,36 @@ def _first_rows(dataset: Dataset, max_rows: int) -> Iterator[Rows]:
 
 
 class SingleMasks:
-    """Copies of the first max_rows held-out rows (0: all rows), with every token masked in turn.
+    """Copies of the first max_rows rows (0: all), which together mask every ordinary token once.
 
-    Copy k masks the k-th ordinary token of every sequence in the row. Sequences do not see one another, so every
-    ordinary token is predicted once, from all other tokens of its own sequence. The shards' own masks are undone.
-    Special tokens are never masked.
+    Copy k of a row masks the k-th ordinary token of every sequence. Sequences do not see one another, so a token is
+    predicted from all other tokens of its own sequence. Special tokens are never masked, and static masks are undone.
     """
 
     def __init__(self, dataset: Dataset, tokenizer: Vocabulary, max_rows: int = 0) -> None:
         self._dataset, self._mask_id = dataset, tokenizer.mask_id
         self._ordinary = np.ones(tokenizer.vocab_size, bool)
         self._ordinary[list(tokenizer.special_ids)] = False
+        # A row has as many copies as its longest sequence has ordinary tokens.
         copies = [self._numbers(rows)[0].max(axis=1) + 1 for rows in _first_rows(dataset, max_rows)]
         self._ends = np.cumsum(np.concatenate(copies) if copies else np.zeros(0, np.int64))
-        # A row has as many copies as its sequence with most ordinary tokens has of them.
         self.count = int(self._ends[-1]) if len(self._ends) else 0
 
     def batches(self, batch_size: int, rows: slice | np.ndarray | None = None) -> Iterator[Batch]:
-        """Yields all copies in order, batch_size at a time, without next-sentence labels.
+        """Yields all copies in order, without next-sentence labels.
 
-        Rows of zeros, which have weight 0, fill up the last batch. `rows` selects the rows to make in a batch.
+        Rows of zeros, which have weight 0, fill up the last batch. `rows` selects the rows to make in each batch.
         """
         yield from _in_order(self.count, batch_size, rows, self._batch)
 
     def _batch(self, copies: Int64[np.ndarray, "K"]) -> Batch:
         row = np.searchsorted(self._ends, copies, side="right")
-        number = copies - np.where(row > 0, self._ends[row - 1], 0)  # of the copy within its row
+        number = copies - np.where(row > 0, self._ends[row - 1], 0)  # of this copy of the row, from 0
         rows = self._dataset.gather(row)
         numbers, ids = self._numbers(rows)
         layout = token_layout(rows)
         copy, position = np.nonzero(numbers == number[:, None])
-        # A sequence has one prediction at most, in the place of its number in the row: M is S.
+        # A sequence has one prediction at most, so M is S, and sequence s has its prediction in column s.
         sequence = layout.sequence_ids[copy, position] - 1
         positions, labels, no_label = np.zeros((3, *layout.cls_positions.shape), np.int32)
         weights, no_weight = np.zeros((2, *layout.cls_positions.shape), np.float32)
@@ -339,31 +345,27 @@ class SingleMasks:
         )
 
     def _numbers(self, rows: Rows) -> tuple[Int64[np.ndarray, "R T"], Int32[np.ndarray, "R T"]]:
-        """Each ordinary token's number in its sequence from 0 (-1 at other positions), and the unmasked ids."""
+        """Numbers the ordinary tokens of every sequence from 0 (-1 elsewhere), and returns the unmasked ids."""
         ids = unmasked_ids(rows).astype(np.int32)
         layout = token_layout(rows)
         ordinary: Bool[np.ndarray, "R T"] = self._ordinary[ids] & (layout.sequence_ids > 0)
         before = np.cumsum(ordinary, axis=1) - ordinary
-        first = np.arange(ids.shape[1]) - layout.positions  # the position at which the token's sequence begins
+        first = np.arange(ids.shape[1]) - layout.positions  # the column at which the position's sequence begins
         return np.where(ordinary, before - np.take_along_axis(before, first, axis=1), -1), ids
-
-
-# Makes elements ahead of their use, in a thread.
 
 
 Element = TypeVar("Element")
 
 
 class Prefetched(Iterator[Element]):
-    """Iterates over make(start), make(start + 1), ..., while a thread makes `depth` ahead; depth 0 yields nothing.
+    """Iterates over make(start), make(start + 1), ..., while a thread makes `depth` elements ahead.
 
-    next() raises an exception of `make` after the elements before it, and then StopIteration. The thread ends after its
-    current element when this is closed or its context is left, and after the requested elements when the last reference
-    is dropped or the interpreter exits.
+    If `make` raises an exception, next() raises it in this element's turn, and then StopIteration. Closing this, or
+    leaving its context, ends the thread after its current element. With depth 0, there are no elements.
     """
 
     def __init__(self, make: Callable[[int], Element], start: int, depth: int) -> None:
-        self.waited_seconds = 0.0  # the total over all calls of next()
+        self.waited_seconds = 0.0  # in all calls of next()
         self._make, self._numbers = make, itertools.count(start)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._ahead: deque[Future[Element]] = deque()
@@ -387,7 +389,7 @@ class Prefetched(Iterator[Element]):
             self.waited_seconds += time.perf_counter() - began
 
     def close(self) -> None:
-        """Stops the thread and drops prefetched elements; next() then raises StopIteration. May be called again."""
+        """Stops the thread and drops the elements made so far; next() then raises StopIteration."""
         self._ahead.clear()
         self._thread.shutdown(cancel_futures=True)
 

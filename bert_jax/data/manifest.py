@@ -1,4 +1,4 @@
-"""The manifest of a build_examples output (docs/data_format.md), and its unigram counts."""
+"""Reads the manifest of a build_examples output (docs/data_format.md) and its unigram counts."""
 
 import math
 import re
@@ -16,21 +16,21 @@ from bert_jax.storage.remote import address_of, is_remote
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
-# The keys of the manifest's `counts`, apart from `skipped`.
+# The keys of `counts` in the manifest, except `skipped`.
 COUNTED = (
     *("documents", "used", "sentences", "source_tokens", "sequences", "rows", "tokens", "predictions"),
     "one_sentence",  # documents of one sentence
 )
 
-# With nsp, pairs whose B is random; unless single tokens are masked, words, and words that are longer than the mask
-# budget of their sequence.
+# random_pairs (only with nsp) have a random B. Words are counted unless the masking unit is token; long_words exceed
+# the mask budget of their sequence.
 COUNTED_IF_PRESENT = ("random_pairs", "words", "long_words")
 
-# The objectives by which data_prep makes sequences, and the ones that make labelled pairs of segments.
+# How data_prep makes sequences, and the ways that make labelled pairs of segments.
 OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences", "single")
 PAIRS = ("nsp", "sop")
 
-# The keys of the manifest's `corruption` that are present only if they are above 0.
+# The keys of `corruption` in the manifest that are present only if they are above 0.
 REARRANGED = ("permute_sentences", "rotate_documents")
 
 Part = Literal["train", "eval"]
@@ -41,7 +41,7 @@ AGAIN = "Copy the folder again, or build the examples again"
 
 
 class _Number(NamedTuple):
-    """A number from `least` to `most`, both included."""
+    """A number from `least` to `most`, inclusive."""
 
     kind: type[int] | type[float]
     least: float
@@ -49,13 +49,13 @@ class _Number(NamedTuple):
 
 
 class _Each(NamedTuple):
-    """An object with any keys. All values have one layout."""
+    """An object with any keys, whose values all have one layout."""
 
     inner: Any
 
 
 class _Maybe(NamedTuple):
-    """A value that only some outputs have."""
+    """A value that may be missing."""
 
     inner: Any
 
@@ -67,7 +67,7 @@ _COUNTS: dict[str, Any] = dict.fromkeys(COUNTED, _COUNT) | {
     "skipped": _Each(_COUNT),
     **dict.fromkeys(COUNTED_IF_PRESENT, _Maybe(_COUNT)),
 }
-# The values that every reader may rely on, with their types; of a list, the type of its elements.
+# The values that readers rely on, with their types. A list has one element: the type of all elements.
 _LAYOUT = {
     "format": str,
     "objective": str,
@@ -108,14 +108,18 @@ _LAYOUT = {
     ),
     "parts": dict.fromkeys(PARTS, _COUNTS | {"filled": _SHARE}),
     "unigram_counts": str,
-    # A sequence key has 32 bits for the position in a work unit.
+    # At most 2**32 rows, because a sequence key has 32 bits for the ordinal in a work unit.
     "shards": [{"name": str, "rows": _Number(int, 0, 2**32), "bytes": _COUNT, "sha256": str}],
     "versions": _Each(str),
 }
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """Reads the manifest of a finished build_examples output. Raises UserError if there is no valid one."""
+    """Reads the manifest of a finished build_examples output.
+
+    Raises:
+        UserError: The output is remote, unfinished or missing, or its manifest is invalid.
+    """
     path = directory / MANIFEST
     if is_remote(directory):
         raise UserError(
@@ -135,7 +139,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def parse_manifest(content: bytes, path: str) -> dict[str, Any]:
-    """Parses a manifest. Raises UserError, which names the path or address, for an invalid one or another version."""
+    """Parses a manifest. Raises UserError, which names `path`, if it is invalid or has another version."""
     manifest = parse_json(content, path)
     version = manifest.get("schema_version")
     if version != SCHEMA_VERSION:
@@ -152,7 +156,7 @@ def parse_manifest(content: bytes, path: str) -> dict[str, Any]:
 
 
 def read_unigram_counts(directory: Path, manifest: Mapping[str, Any]) -> Int64[np.ndarray, "V"]:
-    """How often each id occurs in the training rows. Raises UserError for a missing or damaged file."""
+    """Reads how often every id occurs in the training rows. Raises UserError for a missing or damaged file."""
     path, size = directory / manifest["unigram_counts"], manifest["tokenizer"]["vocab_size"]
     try:
         counts = np.load(path, allow_pickle=False)
@@ -166,11 +170,12 @@ def read_unigram_counts(directory: Path, manifest: Mapping[str, Any]) -> Int64[n
 
 
 def _problem(value: Any, layout: Any, path: str) -> str | None:
-    """The first value that is missing or does not match the layout, or None."""
+    """Describes the first value that is missing or does not match the layout, or returns None."""
     match layout:
         case _Maybe(inner):
             return _problem(value, inner, path)
         case _Number(kind, least, most):
+            # In Python, True is an int. In JSON, 1 may stand for 1.0.
             number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
             return None if number and least <= value <= most else f"{path} is {value!r}"
         case dict() | _Each():

@@ -1,9 +1,8 @@
 """Mixtures: several data sets fill batches in given shares, without state or sampling (law 1).
 
-`read_mixture` checks the configuration's sources, `Mixture.of` joins the opened ones, `RowShares` divides rows among
-them, and `MixtureLoader` makes the batches of a phase. From a row's number alone, RowShares tells its source and how
-many rows of this source come before it, so a batch needs no state. A source is read as a run on it alone would read it:
-in its own epochs, in the same order and with the same masks.
+`read_mixture` checks the configuration, `Mixture.of` joins the opened data sets, `RowShares` divides rows among them,
+and `MixtureLoader` makes the batches of a phase. A source is read as a run on it alone would read it: in its own
+epochs, in the same order and with the same masks.
 """
 
 import functools
@@ -28,44 +27,44 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 class NamedFolder(NamedTuple):
-    """A source of a mixture as the configuration has it."""
+    """A source of a mixture in the configuration."""
 
     name: str
     folder: str
-    weight: float | None  # relative to the others; None: by the number of tokens
+    weight: float | None  # relative to the other sources; None: by the number of tokens
 
 
 class MixtureSpec(NamedTuple):
-    """A mixture as the user writes it. Without weights, `alpha` is the exponent for token counts."""
+    """A mixture in the configuration. Sources without weights are weighted by token counts, raised to `alpha`."""
 
     folders: tuple[NamedFolder, ...]
     alpha: float | None = None
 
 
 def read_mixture(sources: Mapping[str, Any], key: str, alpha: float = 1.0) -> MixtureSpec:
-    """Returns the sources of a configuration's mixture: {NAME: (DIR, SHARE)}, or {NAME: DIR} with shares by tokens.
+    """Reads a mixture: {NAME: (DIR, SHARE)}, or {NAME: DIR} with shares by tokens.
 
     Args:
-        key: The configuration key, for messages.
-        alpha: The exponent of the numbers of tokens, if the sources have no shares.
+        key: The configuration key, for errors.
+        alpha: The exponent for token counts, if sources have no shares.
 
     Raises:
-        UserError: for an impossible name, folder or share, and if only some of the sources have a share.
+        UserError: A name, folder or share is impossible, or only some sources have a share.
     """
     if not sources:
         raise UserError(f"{key} has no sources. Name at least one, such as {{wiki: ('DIR', 1)}}")
     folders = [
         NamedFolder(name, *((source, None) if isinstance(source, str) else source)) for name, source in sources.items()
     ]
-    for folder in folders:
-        if not folder.folder.strip():
-            raise UserError(f"{key}: the folder of {folder.name} is empty. Name one")
-        if not _NAME.fullmatch(folder.name):
-            raise UserError(f"{key} has the name {folder.name!r}. Use letters, digits, _ and -, and a letter first")
-        if folder.weight is not None and not 0 < folder.weight < math.inf:
-            raise UserError(
-                f"{key}: the share of {folder.name} is {folder.weight:g}. Use a positive number, or omit it"
-            )
+    for name, folder, weight in folders:
+        too_small_or_large = weight is not None and not 0 < weight < math.inf
+        for refused, problem in (
+            (not folder.strip(), f"the folder of {name} is empty. Name one"),
+            (not _NAME.fullmatch(name), f"invalid name {name!r}. Use letters, digits, _ and -, and a letter first"),
+            (too_small_or_large, f"the share of {name} is {weight}. Use a positive number, or omit it"),
+        ):
+            if refused:
+                raise UserError(f"{key}: {problem}")
     by_tokens = [folder.name for folder in folders if folder.weight is None]
     if by_tokens and len(by_tokens) < len(folders):
         raise UserError(
@@ -82,20 +81,19 @@ Number = TypeVar("Number", int, np.ndarray)
 
 @dataclass(frozen=True)
 class RowShares:
-    """Assigns an endless sequence of rows to sources, and numbers them within their source.
+    """Assigns an endless sequence of rows to K sources, and numbers the rows of every source.
 
-    Of the first n rows, the first source gets n times its share, rounded. The other rows are divided among the other
-    sources in the same way. So with K sources, any n consecutive rows are at most K - 1 rows away from the shares, and
-    the first n rows (K - 1) / 2; random draws would be off by about sqrt(n). Both methods take K integer operations for
-    any n, so a run can begin at any step.
+    Of the first n rows, the first source gets n times its share, rounded. The other sources divide the rest in the same
+    way. So any n consecutive rows are at most K - 1 rows away from the shares; random draws would be off by about
+    sqrt(n). Both methods take O(K) time for any n, so a run can begin at any step.
     """
 
-    weights: tuple[int, ...]  # positive; a share is a weight divided by their sum
+    weights: tuple[int, ...]  # positive; a share is a weight divided by the sum of all weights
 
     @classmethod
     def of(cls, weights: Sequence[float], names: Sequence[str], key: str) -> "RowShares":
-        """The shares of positive, finite weights. Raises UserError, with the name, for one that is too small."""
-        largest = max(weights)  # the sum of finite weights may be infinite
+        """Returns the shares of positive, finite weights. Raises UserError for a share that is too small."""
+        largest = max(weights)  # weights are divided by it first, because a sum of finite floats may be infinite
         total = sum(weight / largest for weight in weights)
         whole = tuple(round(weight / largest / total * WHOLE) for weight in weights)
         if 0 in whole:
@@ -107,7 +105,7 @@ class RowShares:
 
     @property
     def fractions(self) -> tuple[float, ...]:
-        """Each source's share of the rows; they sum to 1."""
+        """The sources' shares of the rows; they sum to 1."""
         return tuple(weight / sum(self.weights) for weight in self.weights)
 
     def counts(self, rows: int) -> tuple[int, ...]:
@@ -120,10 +118,10 @@ class RowShares:
         return tuple(counts)
 
     def assign(self, numbers: Int64[np.ndarray, "R"]) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
-        """The source of each row, and the row's number within its source. `numbers` count from 0."""
+        """Returns the source of every row, and how many earlier rows have the same source."""
         sources, ordinals = np.zeros((2, *numbers.shape), np.int64)
-        # `left` indexes the rows that no source has yet, and `rest` numbers them among such rows. A row belongs to the
-        # source whose rounded share grows with it.
+        # `left` indexes the rows that have no source yet, and `rest` numbers them in the sequence of such rows. A row
+        # belongs to a source if the source's rounded share grows with this row.
         left, rest, total = np.arange(len(numbers)), numbers, sum(self.weights)
         for source, weight in enumerate(self.weights):
             before = _rounded_share(rest, weight, total)
@@ -134,18 +132,18 @@ class RowShares:
 
 
 def _rounded_share(rows: Number, weight: int, total: int) -> Number:
-    """rows * weight / total, rounded to the nearest integer and half up, without a product that exceeds 64 bits."""
+    """Rounds rows * weight / total, half up."""
+    # The product of all rows and the weight could exceed 64 bits.
     wholes, rest = rows // total, rows % total
     return wholes * weight + (2 * rest * weight + total) // (2 * total)
 
 
 @dataclass(frozen=True)
 class LaneShares:
-    """Assigns rows to sources if rows are dealt to lanes in turn, and every lane reads its own part of a source.
+    """Assigns rows to sources if every lane reads its own part of every source. With one lane, this is RowShares.
 
-    Row number n is row n // lanes of lane n mod lanes. All lanes follow the sequence of the shares, but a lane begins
-    `spacing` rows after the lane before it. If a batch has `spacing` rows per lane, its rows are consecutive in the
-    sequence, and so have the shares as closely as without lanes. One lane is RowShares.
+    All lanes follow the sequence of `shares`, but a lane starts `spacing` rows after the lane before it. If a batch has
+    `spacing` rows per lane, its rows are consecutive in the sequence. So it has the shares as closely as without lanes.
     """
 
     shares: RowShares
@@ -158,48 +156,48 @@ class LaneShares:
         return (np.array([self.shares.counts(end) for end in ends], np.int64) - self._before).T
 
     def assign(self, numbers: Int64[np.ndarray, "R"]) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
-        """The source of each row, and how many rows of that source its lane reads before it."""
-        index, lane = np.divmod(numbers, self.lanes)
-        sources, ordinals = self.shares.assign(index + lane * self.spacing)
+        """Returns the source of every row, and how many earlier rows of its lane have the same source."""
+        row, lane = np.divmod(numbers, self.lanes)
+        sources, ordinals = self.shares.assign(row + lane * self.spacing)
         return sources, ordinals - self._before[lane, sources]
 
     @functools.cached_property
     def _before(self) -> Int64[np.ndarray, "L K"]:
-        """How many rows of a source come before a lane's first row in the sequence of the shares."""
+        """Counts every source's rows before a lane's start in the sequence of `shares`."""
         return np.array([self.shares.counts(lane * self.spacing) for lane in range(self.lanes)], np.int64)
 
 
 class Source(NamedTuple):
     """A data set in a mixture."""
 
-    name: str  # empty: the only data set of a phase that is not a mixture
+    name: str  # empty if the phase reads one data set that is no mixture
     dataset: Dataset
 
 
 class Mixture(NamedTuple):
-    """Data sets whose rows have one layout, and their shares of a batch.
-
-    The largest share comes first, so that batches do not depend on the order or the names in which a mixture is
-    written, and counts are closest to the shares (RowShares).
-    """
+    """Data sets whose rows have one layout, with their shares of a batch, largest share first."""
 
     sources: tuple[Source, ...]
     shares: RowShares
 
     @classmethod
     def single(cls, dataset: Dataset) -> "Mixture":
-        """One data set, without a name."""
+        """Returns a mixture that is a single data set without a name."""
         return cls((Source("", dataset),), RowShares((1,)))
 
     @classmethod
     def of(cls, spec: MixtureSpec, datasets: Sequence[Dataset], key: str) -> "Mixture":
-        """Mixes `datasets`, the opened folders of `spec`, which the configuration key `key` names.
+        """Mixes data sets.
 
-        With alpha, a source's share is proportional to its training tokens to the power alpha (Conneau et al. 2020,
-        section 3.1).
+        Without weights, a share is proportional to the data set's training tokens to the power `spec.alpha` (Conneau et
+        al. 2020, section 3.1).
+
+        Args:
+            datasets: The opened folders of `spec`.
+            key: The configuration key, for errors.
 
         Raises:
-          UserError: for sources that do not fit into one batch or hold the same rows, and for too small shares.
+            UserError: Rows of two sources do not fit into one batch or are the same, or a share is too small.
         """
         names = [folder.name for folder in spec.folders]
         _check_sources(names, datasets, key)
@@ -209,6 +207,8 @@ class Mixture(NamedTuple):
             tokens = [dataset.counts["tokens"] for dataset in datasets]
             weights = [(count / max(*tokens, 1)) ** spec.alpha for count in tokens]
         shares = RowShares.of(weights, names, key)
+        # Sorted, so that the order and the names in the configuration do not change batches. RowShares rounds the first
+        # share only once, so the largest share comes first.
         named = zip(shares.weights, names, datasets, strict=True)
         ordered = sorted(named, key=lambda source: (-source[0], source[2].fingerprint))
         sources = tuple(Source(name, dataset) for _, name, dataset in ordered)
@@ -216,12 +216,12 @@ class Mixture(NamedTuple):
 
     @property
     def dataset(self) -> Dataset:
-        """The first data set, for all that the sources share: vocabulary, length, objective and masking."""
+        """The first data set. Vocabulary, length, objective and masking are the same in all of them."""
         return self.sources[0].dataset
 
     @property
     def filled(self) -> float:
-        """The mean share of positions without padding, by the manifests."""
+        """Mean share of positions that are not padding, according to the manifests."""
         counts = [source.dataset.counts for source in self.sources]
         shares = [part["tokens"] / max(part["rows"] * self.dataset.seq_len, 1) for part in counts]
         weights = self.shares.weights
@@ -234,10 +234,10 @@ class Mixture(NamedTuple):
 
 
 def _check_sources(names: Sequence[str], datasets: Sequence[Dataset], key: str) -> None:
-    """Raises UserError, which names two sources, unless the rows of all sources fit into one batch and differ."""
+    """Raises UserError for two sources whose rows do not fit into one batch, or are the same."""
 
     def layout(dataset: Dataset) -> tuple[tuple[str, str, Any], ...]:
-        """The properties that all rows of a batch share: name, option of build_examples, and value."""
+        """Properties that all rows of a batch must share: name, option of build_examples, and value."""
         rule = dataset.masking.to_manifest()
         rule.pop("words", None)  # present only if the text has scripts without spaces, and then always "scripts"
         options = "options of masking"
@@ -267,32 +267,31 @@ def _check_sources(names: Sequence[str], datasets: Sequence[Dataset], key: str) 
             )
 
 
-# Positions that are made together if steps are requested in order: numpy's calls then cost little even for batches of
-# a few rows. The number changes no batch.
+# If steps are requested in order, so many positions are made together. So numpy's calls cost little even if batches
+# have few rows. The number changes no batch.
 _BLOCK_POSITIONS = 1 << 18
 
 
 class _Block(NamedTuple):
-    """The latest batches: the picked rows of consecutive steps, concatenated."""
+    """The latest batches: the picked rows of the steps from `first` to before `end`, concatenated."""
 
     first: int
     end: int
     picked: Int64[np.ndarray, "K"]
-    rows: Any
+    made: Any
 
 
 class MixtureLoader:
     """Makes the batches of one phase from a mixture.
 
     Args:
-      segments: the steps and their batch sizes.
-      read: how many rows earlier phases read, by source [K] and lane [L].
-      lanes: a divisor of all batch sizes; 1 unless rows are streamed. Rows of one lane follow one another in a batch,
-        so that a process, which loads consecutive rows, reads few lanes.
-      readers: read streamed sources, by fingerprint.
+        segments: The phase's steps and their batch sizes.
+        read: How many rows earlier phases read, by source [K] and lane [L].
+        lanes: A divisor of all batch sizes; 1 unless rows are streamed.
+        readers: Read streamed sources, by fingerprint.
 
     Raises:
-      UserError: as DatasetLoader does.
+        UserError: As DatasetLoader does.
     """
 
     def __init__(
@@ -308,7 +307,7 @@ class MixtureLoader:
         readers: Mapping[str, ReadRows],
     ) -> None:
         self._segments, self._read, self._mixture = segments, read, mixture
-        # The shares are met most closely in batches of the first segment.
+        # `spacing` fits the batches of the first segment, so these have the shares most closely.
         self._shares = LaneShares(mixture.shares, lanes, segments[0].rows // lanes)
         self._loaders = [
             DatasetLoader(dataset, tokenizer, seed=seed, rates=rates, read=readers.get(dataset.fingerprint))
@@ -318,22 +317,22 @@ class MixtureLoader:
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """Identify the sources' rows and masks."""
+        """Identify the rows and masks of the sources."""
         return tuple(loader.fingerprint for loader in self._loaders)
 
     def segment(self, step: int) -> BatchSegment:
-        """The step's segment. Raises ValueError for a step without one, such as a negative step."""
+        """Returns the step's segment. Raises ValueError for a step outside of the phase."""
         for segment in self._segments:
             if segment.contains(step):
                 return segment
         raise ValueError(f"no batch of {self._mixture.dataset.directory} is assigned to step {step}")
 
     def rows_before(self, step: int) -> Int64[np.ndarray, "K L"]:
-        """How many rows the phase's earlier steps read, by source and lane."""
+        """Counts the rows that earlier steps of the phase read, by source and lane."""
         return self._shares.counts(sum(segment.rows * segment.steps_before(step) for segment in self._segments))
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
-        """The global batch for `step`, or only the selected `rows` of it. The arrays are read-only."""
+        """Returns the global batch for `step`, or only the selected `rows` of it. The arrays are read-only."""
         segment, block = self.segment(step), self._block
         picked = np.arange(segment.rows, dtype=np.int64)[slice(None) if rows is None else rows]
         same = np.array_equal(block.picked, picked)
@@ -342,31 +341,32 @@ class MixtureLoader:
             positions = self._mixture.dataset.seq_len * picked.size
             steps = max(1, _BLOCK_POSITIONS // max(1, positions)) if same and step == block.end else 1
             end = step + steps if segment.end is None else min(step + steps, segment.end)
-            block = self._block = _Block(step, end, picked, self._batches(segment, np.arange(step, end), picked))
+            block = self._block = _Block(step, end, picked, self._make(segment, np.arange(step, end), picked))
+            for field in block.made:
+                if field is not None:
+                    field.flags.writeable = False  # later calls return views of the same arrays
         begin = (step - block.first) * picked.size
-        return Batch(*(field if field is None else field[begin : begin + picked.size] for field in block.rows))
+        return Batch(*(field if field is None else field[begin : begin + picked.size] for field in block.made))
 
-    def _batches(self, segment: BatchSegment, steps: Int64[np.ndarray, "n"], picked: Int64[np.ndarray, "K"]) -> Batch:
-        """The picked rows of consecutive steps, concatenated."""
-        # Rows are grouped by lane in a batch, but dealt to the lanes in turn by number.
-        lane, place = np.divmod(picked, segment.rows // self._shares.lanes)
-        within = place * self._shares.lanes + lane  # `picked` itself with one lane
-        numbers = segment.before + (steps[:, None] - segment.first) * segment.rows + within
-        made = self._rows(numbers.reshape(-1), np.repeat(steps, picked.size))
-        for field in made:
-            if field is not None:
-                field.flags.writeable = False
-        return made
-
-    def _rows(self, numbers: Int64[np.ndarray, "R"], steps: Int64[np.ndarray, "R"]) -> Batch:
-        """The rows with these numbers among all that the phase reads."""
-        sources, ordinals = self._shares.assign(numbers)
-        lane = numbers % self._shares.lanes
-        ordinals = (self._read[sources, lane] + ordinals) * self._shares.lanes + lane
+    def _make(self, segment: BatchSegment, steps: Int64[np.ndarray, "n"], picked: Int64[np.ndarray, "K"]) -> Batch:
+        """Makes the picked rows of consecutive steps, concatenated."""
+        lanes = self._shares.lanes
+        # (step, row) -> number. A process loads consecutive rows of a batch. For it to read few lanes, the batch holds
+        # one lane after another, while numbers are dealt to lanes in turn. In a batch of 8 rows in 4 lanes, row 5 is
+        # row 1 of lane 2, so it has the batch's number 1 * 4 + 2 = 6. With one lane, row 5 has the number 5.
+        lane, row_in_lane = np.divmod(picked, segment.rows // lanes)
+        in_batch = row_in_lane * lanes + lane
+        numbers = segment.before + (steps[:, None] - segment.first) * segment.rows + in_batch
+        numbers, steps = numbers.reshape(-1), np.repeat(steps, picked.size)
+        # number -> (source, ordinal). The source's earlier rows in this lane are from earlier phases or from this one.
+        # Every source deals its ordinals to lanes in turn, too, so the lane's row n has the ordinal n * lanes + lane.
+        sources, in_source = self._shares.assign(numbers)
+        lane = numbers % lanes
+        ordinals = (self._read[sources, lane] + in_source) * lanes + lane
         ahead = numbers.size > 1  # a run reads a single row to learn the shape of a later batch
         if len(self._loaders) == 1 or not numbers.size:
             return self._loaders[0].rows(ordinals, steps, ahead)
-        # Each loader makes its rows at once; then they return to the order of `numbers`.
+        # Rows are sorted by source, so that every loader makes its rows in one call. Then they return to their places.
         order = np.argsort(sources, kind="stable")
         ends = np.cumsum(np.bincount(sources, minlength=len(self._loaders)))
         made = [

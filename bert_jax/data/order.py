@@ -1,4 +1,7 @@
-"""Orders rows by counter-based hashes, keyed permutations without a table, and windows of blocks (laws 1 and 2)."""
+"""The order of rows in an epoch (laws 1 and 2): hashes of counters, keyed permutations, and windows of blocks.
+
+Everything here is a pure function of seeds and numbers, so no state has to be saved to resume.
+"""
 
 import hashlib
 import math
@@ -10,10 +13,10 @@ import numpy as np
 from bert_jax.array_types import Int64, Integer, UInt32, UInt64
 from bert_jax.errors import UserError
 
-# Counter-based hashing: randomness as a pure function of numbers, without generator state.
+# Hashes of counters.
 #
 # `mix` is the finalizer of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators",
-# OOPSLA; constants of David Stafford's variant 13), vectorized by numpy. All arithmetic is modulo 2**64.
+# OOPSLA; constants of David Stafford's variant 13). All arithmetic is modulo 2**64.
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: SplitMix64's increment
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -22,7 +25,7 @@ _SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def mix(values: UInt64[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
-    """A bijection of 64-bit numbers. Every input bit flips every output bit about half of the time."""
+    """Maps 64-bit numbers one to one. Changing an input bit flips every output bit about half of the time."""
     mixed = values ^ (values >> _SHIFT_1)
     mixed *= _MULTIPLIER_1
     mixed ^= mixed >> _SHIFT_2
@@ -32,19 +35,18 @@ def mix(values: UInt64[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
 
 
 def combine(*parts: int | Integer[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
-    """Hashes several numbers, in order, to 64 bits; arrays broadcast. The result has at least one dimension.
-
-    A Python integer counts modulo 2**64, an array of signed numbers by its two's complement.
-    """
+    """Hashes several numbers, in order, to 64 bits. Arrays broadcast; the result has at least one dimension."""
     state = np.zeros(1, np.uint64)
     for part in parts:
+        # numpy refuses to convert a negative Python integer, but not an array of negative numbers. Both then hash
+        # alike.
         array = part if isinstance(part, np.ndarray) else np.array(int(part) % 2**64, np.uint64)
         state = mix((state + GAMMA) ^ np.atleast_1d(array).astype(np.uint64))
     return state
 
 
 def hash_text(text: str) -> int:
-    """A 64-bit number for a text (the head of its sha256), the same in every process and version."""
+    """Hashes a text to 64 bits, the same in every process and Python version."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
@@ -56,10 +58,10 @@ def bounded(words: UInt32[np.ndarray, "K"], bound: int | Integer[np.ndarray, "K"
     return ((words.astype(np.uint64) * np.asarray(bound, np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
-# Keyed permutations: a shuffle of any number of rows without a table, computed row by row.
+# Keyed permutations: they shuffle any number of rows without a table, one row at a time.
 
-# Twice the four rounds of Luby and Rackoff (1988). With four rounds, neighbors among 97 rows stay visibly related; with
-# six they do not (100 000 keys). For a handful of rows the n! orders are not equally likely even so.
+# Luby and Rackoff (1988) need four rounds. With four, neighbors among 97 rows stay visibly related; with six they do
+# not (100 000 keys). Even with eight, the n! orders of a handful of rows are not equally likely.
 ROUNDS = 8
 
 
@@ -68,12 +70,17 @@ def permute(
     size: int | Int64[np.ndarray, "*shape"],
     key: int | UInt64[np.ndarray, "*shape"],
 ) -> Int64[np.ndarray, "*shape"]:
-    """Maps each index by a keyed bijection of [0, size), in O(1) memory for any size.
+    """Permutes the numbers [0, size) and returns the images of `indices`, in O(1) memory for any size.
 
-    `size` and `key` hold one number, or one per index. The bijection is the generalized Feistel network with cycle
-    walking (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", sections 3 and 5) over [0, a) x [0, b)
-    with a = ceil(sqrt(size)) and b = ceil(size / a), so that hardly any point has to walk. Raises ValueError for an
-    index outside [0, size), or a size outside [1, 2**62].
+    This is a generalized Feistel network with cycle walking (Black and Rogaway 2002, "Ciphers with arbitrary finite
+    domains", sections 3 and 5).
+
+    Args:
+        size: One size, or one per index.
+        key: Chooses the permutation. One key, or one per index.
+
+    Raises:
+        ValueError: An index is outside [0, size), or a size outside [1, 2**62].
     """
     distinct, inverse = np.unique(np.asarray(size), return_inverse=True)
     for least_or_most in distinct[[0, -1]].tolist() if distinct.size else ():
@@ -82,9 +89,11 @@ def permute(
     if indices.size and (indices.min() < 0 or (indices >= size).any()):
         raise ValueError(f"indices range from {indices.min()} to {indices.max()}, but must be in [0, {distinct[-1]})")
     points = indices.reshape(-1).astype(np.uint64)
+    # The network permutes the rectangle [0, a) x [0, b), with a = ceil(sqrt(size)) and b = ceil(size / a). It has
+    # hardly more points than `size`, so hardly any point has to walk.
     left_sizes = np.array([math.isqrt(number - 1) + 1 for number in distinct.tolist()], np.uint64)
     sizes = np.stack([left_sizes, -(-distinct // left_sizes.astype(np.int64)).astype(np.uint64)])
-    # One column for all points if they share a size, else one for each of them.
+    # One column for all points if they share a size, else a column per point.
     sizes = sizes if len(distinct) == 1 else sizes[:, inverse.reshape(-1)]
     limits = np.broadcast_to(np.asarray(size).reshape(-1), points.shape).astype(np.uint64)
     keys = np.broadcast_to(combine(key).reshape(-1), points.shape)
@@ -109,67 +118,59 @@ def _network(
     return halves[0] * sizes[1] + halves[1]
 
 
-# The order in which an epoch's rows are read if they do not fit into memory: blocks of rows, shuffled in windows.
+# The order of rows that do not fit into memory: blocks of rows, shuffled in windows.
 #
-# The numbers of an epoch's rows, 0 to R - 1, are dealt to L lanes in turn: number n is row n // L of lane n mod L. The
-# data set is divided into blocks of consecutive rows, all of one size. Each epoch puts the blocks in a random order, of
-# which lane l reads the part from l/L to (l + 1)/L. Each lane shuffles its rows within windows of a few blocks. All of
-# it is computed from (seed, epoch, data set) and the number, so a batch needs no state. A process that only reads some
-# lanes reads only their part of the data set.
+# The numbers of an epoch's R rows, 0 to R - 1, are dealt to L lanes in turn: number n is row n // L of lane n mod L.
+# The data set is divided into blocks of consecutive rows. Every epoch puts the blocks in a random order. Lane l reads
+# the part of it from l/L to (l + 1)/L, and shuffles its rows within windows of a few blocks. A process that reads only
+# some lanes therefore reads only their part of the data set.
 
-# Batches depend on all of these numbers.
+# Changing any of these numbers changes batches.
 #
-# More lanes let more processes read separate rows; fewer leave each a longer window. Rows of a batch are divided among
-# devices in equal parts, so a divisor of the batch size that is at least the number of devices is enough.
+# With more lanes, more processes read separate rows; with fewer, every lane has longer windows. Devices divide the rows
+# of a batch equally, so any divisor of the batch size that is at least the number of devices is enough.
 MOST_LANES = 256
-WINDOWS_HELD = 2  # of a lane: the one that is read, and the next one, which is filled meanwhile
-LEAST_BLOCKS = 16  # of a window and of a lane, so that neither is a few contiguous pieces of the text
-LEAST_BLOCK_ROWS = 32  # of a window's blocks: a request for less takes as long
-# A store sends this much in about the time in which it begins to answer. More memory then holds more blocks instead of
-# larger ones, which shuffles better.
+WINDOWS_HELD = 2  # in each lane: the window that is read, and the next one, which is loading
+LEAST_BLOCKS = 16  # in a window and in a lane, so that neither consists of a few long pieces of the text
+LEAST_BLOCK_ROWS = 32  # requesting fewer rows at once takes as long
+# A store sends this much in about the time that it takes to answer. With more memory, windows hold more blocks instead
+# of larger ones, which shuffles better.
 MOST_BLOCK_BYTES = 1 << 18
 
-_BLOCKS, _SHIFT, _ROWS = 1, 2, 3  # tags of independent hash streams
+_BLOCKS, _SHIFT, _ROWS = 1, 2, 3  # tags that make hash streams independent
 
 
 class WindowSizes(NamedTuple):
     """How an epoch is divided."""
 
     lanes: int
-    window_rows: int  # the most rows of a window, at least 2
+    window_rows: int  # at most; at least 2
     block_rows: int
 
 
-class Location(NamedTuple):
-    """The places of rows."""
-
-    window: Int64[np.ndarray, "R"]  # a window is identified by the number that reads its first row
-    row: Int64[np.ndarray, "R"]  # in the window
-
-
 class Window(NamedTuple):
-    """Some rows of a lane."""
+    """Some rows of a lane. Its rows in the data set are K pieces of consecutive rows, in order."""
 
-    first: int  # the number that reads the first row; the next row of the lane has a number higher by `lanes`
+    first: int  # the number that reads the first row; the lane's next row has the number first + lanes
     rows: int
-    next: int  # the number that reads the first row of the window after this one, perhaps in the next epoch
-    begins: Int64[np.ndarray, "K"]  # its rows of the data set, as pieces of consecutive rows, in order
-    counts: Int64[np.ndarray, "K"]
+    next: int  # `first` of the lane's next window, which may be in the next epoch
+    begins: Int64[np.ndarray, "K"]  # first row of each piece
+    counts: Int64[np.ndarray, "K"]  # rows in each piece
 
 
 class _Spans(NamedTuple):
-    """Rows and their windows. Rows are counted within their lane and epoch."""
+    """Rows with the windows that hold them, counted within their lane and epoch."""
 
     epoch: Int64[np.ndarray, "R"]
     lane: Int64[np.ndarray, "R"]
     row: Int64[np.ndarray, "R"]
-    begin: Int64[np.ndarray, "R"]  # of the window
-    end: Int64[np.ndarray, "R"]
-    place: Int64[np.ndarray, "R"]  # at which the window begins in the order of blocks
+    begin: Int64[np.ndarray, "R"]  # first row of the window
+    end: Int64[np.ndarray, "R"]  # row after the window's last one
+    place: Int64[np.ndarray, "R"]  # the window's first place in the epoch's order of blocks
 
 
 def common_lanes(batch_sizes: Iterable[int]) -> int:
-    """The largest number up to MOST_LANES that divides all batch sizes."""
+    """Returns the largest number up to MOST_LANES that divides all batch sizes."""
     common = math.gcd(*batch_sizes)
     return max(lanes for lanes in range(1, MOST_LANES + 1) if common % lanes == 0)
 
@@ -179,15 +180,19 @@ def window_sizes(
 ) -> WindowSizes:
     """Divides a data set so that WINDOWS_HELD windows of all lanes take at most share * cache_bytes.
 
-    Raises UserError, which names the `source`, for fewer rows than lanes, and for windows too small to shuffle rows.
+    Args:
+        source: Names the data set in errors.
+
+    Raises:
+        UserError: There are fewer rows than lanes, or windows would be too small to shuffle rows.
     """
     if rows < lanes:
         raise UserError(
-            f"{source} has {rows} rows, fewer than the {lanes} lanes in which batches of this size are streamed. Leave "
-            "out data.cache_bytes"
+            f"{source} has {rows} rows, but batches of this size are streamed in {lanes} lanes, which need a row each. "
+            "Leave out data.cache_bytes"
         )
-    bytes_per_row = WINDOWS_HELD * lanes * row_bytes  # of a window
-    most = max(-(-rows // lanes), 2)  # all rows of a lane
+    bytes_per_row = WINDOWS_HELD * lanes * row_bytes  # that one more row in every window takes
+    most = max(-(-rows // lanes), 2)  # a window that holds a whole lane
     window_rows = int(min(share * cache_bytes / bytes_per_row, most))
     least = min(LEAST_BLOCKS * LEAST_BLOCK_ROWS, most)
     if window_rows < least:
@@ -201,31 +206,32 @@ def window_sizes(
 
 
 class WindowOrder:
-    """The order of a data set's rows in all epochs. `sizes.lanes` is at most `rows`."""
+    """The order of a data set's rows in all epochs, with at least one row per lane."""
 
     def __init__(self, rows: int, sizes: WindowSizes, seed: int, fingerprint: str) -> None:
         self.rows, self.sizes = rows, sizes
         self._seed, self._dataset_word = seed, hash_text(fingerprint)
-        self._blocks = rows // sizes.block_rows  # the rows after the last full block keep their place behind it
+        # Only full blocks are shuffled. The rows after the last one stay behind it.
+        self._blocks = rows // sizes.block_rows
 
     def row_numbers(self, numbers: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
-        """The data set's rows with these numbers in the concatenated epochs."""
+        """Returns the rows in the data set that are read at these numbers of the concatenated epochs."""
         spans = self._spans(numbers)
         places = spans.place + self._shuffled(spans) + self._shift(spans.epoch)
         return self._in_blocks(places % self.rows, spans.epoch)
 
-    def locate(self, numbers: Int64[np.ndarray, "R"]) -> Location:
-        """The windows that hold the rows with these numbers, and the rows' places in them."""
+    def locate(self, numbers: Int64[np.ndarray, "R"]) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
+        """Returns `first` of the window that holds each row, and the row's place in this window."""
         spans = self._spans(numbers)
-        return Location(self._number(spans, spans.begin), self._shuffled(spans))
+        return self._number(spans, spans.begin), self._shuffled(spans)
 
     def window(self, number: int) -> Window:
-        """The window that holds the row with this number."""
+        """Returns the window that holds the row with this number."""
         spans = self._spans(np.array([number]))
         size = int(spans.end[0] - spans.begin[0])
         begin = int((spans.place[0] + self._shift(spans.epoch)[0]) % self.rows)
-        after = min(begin + size, self.rows)
         # A window that reaches the end of the shifted order continues at its beginning.
+        after = min(begin + size, self.rows)
         cuts = [self._cuts(begin, after), self._cuts(0, begin + size - after)]
         starts = np.concatenate([cut[:-1] for cut in cuts])
         epochs = np.broadcast_to(spans.epoch, starts.shape)
@@ -238,39 +244,39 @@ class WindowOrder:
         )
 
     def _spans(self, numbers: Int64[np.ndarray, "R"]) -> _Spans:
-        """The numbers' windows. All windows of a lane but the first are of equal size.
-
-        The first one has half of window_rows or more, ascending from lane to lane: so lanes do not all come to the ends
-        of their windows at the same time.
-        """
+        """Finds the windows of the rows with these numbers."""
         lanes, most = self.sizes.lanes, self.sizes.window_rows
-        epoch, ordinal = np.divmod(numbers, self.rows)
-        index, lane = np.divmod(ordinal, lanes)
+        # number -> epoch and place in it -> lane and row in the lane.
+        epoch, place = np.divmod(numbers, self.rows)
+        row, lane = np.divmod(place, lanes)
+        # If `lanes` does not divide the rows, the first lanes have one more row than the others.
         shortest, longer = divmod(self.rows, lanes)
         count = shortest + (lane < longer)
+        # A lane's first window holds from half of window_rows on, growing from lane to lane. So the lanes reach the
+        # ends of their windows at different times. The lane's other windows share the rest equally.
         first = np.where(count <= most, count, np.minimum(most * (lanes + lane) // (2 * lanes), count // 2))
         rest = count - first
         windows = np.maximum(-(-rest // most), 1)
-        # Window k of the rest begins at k * rest // windows; this is the last one that does not begin after the row.
-        later = np.maximum(index - first, 0)
+        # Window k of the rest begins at row first + k * rest // windows. `window` is the last k that begins by `row`.
+        later = np.maximum(row - first, 0)
         window = ((later + 1) * windows - 1) // np.maximum(rest, 1)
-        begin = np.where(index < first, 0, first + window * rest // windows)
-        end = np.where(index < first, first, first + (window + 1) * rest // windows)
+        begin = np.where(row < first, 0, first + window * rest // windows)
+        end = np.where(row < first, first, first + (window + 1) * rest // windows)
         start = lane * shortest + np.minimum(lane, longer)
-        return _Spans(epoch, lane, index, begin, end, start + begin)
+        return _Spans(epoch, lane, row, begin, end, start + begin)
 
     def _shuffled(self, spans: _Spans) -> Int64[np.ndarray, "R"]:
-        """Each row's place in its window."""
+        """Returns every row's place in its window."""
         keys = combine(self._dataset_word, self._seed, spans.epoch, _ROWS, spans.lane, spans.begin)
         return permute(spans.row - spans.begin, spans.end - spans.begin, keys)
 
     def _shift(self, epochs: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
-        """How far the order of blocks is shifted, so that a lane may begin anywhere in a block, and with any row."""
+        """Returns how far an epoch shifts its order of blocks. So a lane may begin with any row of any block."""
         words = combine(self._dataset_word, self._seed, epochs, _SHIFT)
         return (words % np.uint64(self.rows)).astype(np.int64)
 
     def _in_blocks(self, places: Int64[np.ndarray, "R"], epochs: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
-        """The rows at these places of an epoch's order of blocks, before it is shifted."""
+        """Returns the rows at these places of an epoch's order of blocks, before the shift."""
         block, inside = np.divmod(places, self.sizes.block_rows)
         whole = block < self._blocks
         keys = combine(self._dataset_word, self._seed, epochs, _BLOCKS)
@@ -278,11 +284,11 @@ class WindowOrder:
         return np.where(whole, permuted * self.sizes.block_rows + inside, places)
 
     def _cuts(self, begin: int, end: int) -> Int64[np.ndarray, "C"]:
-        """Where blocks begin in [begin, end), with both ends; one border if there are no rows."""
+        """Returns `begin`, the borders of blocks after it, and `end`; only `begin` if both are equal."""
         size = self.sizes.block_rows
         inner = np.arange((begin // size + 1) * size, end, size, dtype=np.int64)
         return np.concatenate([[begin], inner, [end] if end > begin else []]).astype(np.int64)
 
-    def _number(self, spans: _Spans, index: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
-        """The number of the lane's row with this index."""
-        return spans.epoch * self.rows + index * self.sizes.lanes + spans.lane
+    def _number(self, spans: _Spans, row: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
+        """Returns the numbers of rows in the spans' lanes and epochs: the inverse of _spans."""
+        return spans.epoch * self.rows + row * self.sizes.lanes + spans.lane

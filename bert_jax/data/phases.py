@@ -1,7 +1,7 @@
-"""Pretraining in phases: other shards from a given step, of another length (128, then 512; Devlin et al. 2019, A.2).
+"""Pretraining in phases: from a given step on, batches come from other shards (Devlin et al. 2019, A.2: longer rows).
 
-A phase reads one data set, or a mixture of several (data/mixture.py). `PhasedLoader` returns the batch of any step;
-`open_phases` and `open_held_out` open the shards that a configuration names, and `summarize` records them.
+A phase reads one data set, or a mixture of several (data/mixture.py). `PhasedLoader` returns the batch of any step.
+`open_phases` and `open_held_out` open the shards in a configuration, and `summarize` records them.
 """
 
 import bisect
@@ -28,7 +28,7 @@ from bert_jax.tokenization.vocabulary import Vocabulary
 
 
 class Phase(NamedTuple):
-    """The shards that are read from step `first`."""
+    """The shards that are read from step `first` on."""
 
     first: int
     mixture: Mixture
@@ -42,12 +42,12 @@ class Phase(NamedTuple):
 
     @property
     def held_out_key(self) -> str:
-        """The key of the held-out shards that are evaluated during the phase."""
+        """The key under which the phase's held-out shards are recorded."""
         return f"data.eval.{self.first}" if self.first else "data.eval"
 
 
 def source_key(key: str, name: str) -> str:
-    """The key of a mixture's source; the mixture's own key for a data set without a name."""
+    """Returns the configuration key of a mixture's source, or of a data set without a name."""
     return f"{key}.{name}" if name else key
 
 
@@ -55,7 +55,7 @@ class PhasedLoader:
     """Makes the batches of all phases (a train.run.Source).
 
     Raises:
-      UserError: for phases with different tokenizers or kinds of sequences, and as DatasetLoader does.
+        UserError: Phases have different tokenizers or kinds of sequences; also as DatasetLoader does.
     """
 
     def __init__(
@@ -75,8 +75,9 @@ class PhasedLoader:
         self._phases, self._reading = list(phases), 0
         self._loaders: list[MixtureLoader] = []
         self.changes = tuple(sorted(segment.first for part in segments for segment in part))
-        # The rows of each data set that all phases so far read, by lane [L]. A later phase resumes there: within an
-        # epoch no row is left out or repeated, whether phases read the data set alone or in mixtures.
+        # How many rows of each data set the phases so far read, by fingerprint and lane [L]. A later phase continues
+        # there, so within an epoch no row is left out or repeated, whether phases read the data set alone or in
+        # mixtures.
         read: dict[str, np.ndarray] = {}
         for phase, part in zip(phases, segments, strict=True):
             fingerprints = [source.dataset.fingerprint for source in phase.mixture.sources]
@@ -105,13 +106,13 @@ class PhasedLoader:
         seed: int,
         rates: StepSchedule[float] | None = None,
     ) -> "PhasedLoader":
-        """Makes batches of one size from one data set."""
+        """Returns a loader of one phase, with batches of one size from one data set."""
         batches = schedules.batch_schedule({}, batch_size)
         return cls([Phase(0, Mixture.single(dataset))], tokenizer, batches=batches, seed=seed, rates=rates)
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
-        """Identify every source's rows and masks, by configuration key."""
+        """Identify the rows and masks of all sources, by configuration key."""
         return {
             source_key(phase.key, source.name): fingerprint
             for phase, loader in zip(self._phases, self._loaders, strict=True)
@@ -120,7 +121,7 @@ class PhasedLoader:
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """Fraction of a phase's rows per named source, by configuration key."""
+        """The fraction of a phase's rows from every named source, by configuration key."""
         return {
             source_key(phase.key, source.name): round(share, DIGITS)
             for phase in self._phases
@@ -129,26 +130,24 @@ class PhasedLoader:
         }
 
     def phase(self, step: int) -> int:
-        """The index of a step's phase."""
+        """Returns the index of a step's phase."""
         return bisect.bisect_right(self._phases, step, key=lambda phase: phase.first) - 1
 
     def rows_at(self, step: int) -> int:
-        """The number of rows of a step's global batch. Raises ValueError for a negative step."""
+        """Returns the number of rows in a step's global batch. Raises ValueError for a negative step."""
         return self._loaders[self.phase(step)].segment(step).rows
 
     def tokens_before(self, step: int) -> float:
-        """The tokens that all earlier steps read: without padding, before infilling shortens the text.
-
-        Every row counts as its data set's mean, by the manifest. So the number is a function of the step, and exact
-        after whole epochs.
-        """
-        read = 0.0  # added in a loop, because sum() rounds differently from Python 3.12 on
+        """Counts the tokens of all earlier steps: without padding, and before infilling shortens the text."""
+        # A row counts as its data set's mean. So the count is a function of the step, and exact after whole epochs. It
+        # is summed in a loop, because sum() rounds floats differently since Python 3.12.
+        read = 0.0
         for dataset, rows in self._read_before(step):
             read += rows * dataset.counts["tokens"] / dataset.counts["rows"]
         return read
 
     def epochs_before(self, step: int, first: int = 0) -> Mapping[str, float]:
-        """The epochs that the steps from `first` to before `step` read, by source of the latest step's mixture."""
+        """Returns how many epochs the steps from `first` to before `step` read, by source of the latest mixture."""
         read: Counter[str] = Counter()
         for (dataset, rows), (_, earlier) in zip(self._read_before(step), self._read_before(first), strict=True):
             read[dataset.fingerprint] += rows - earlier
@@ -156,20 +155,20 @@ class PhasedLoader:
         return {name: read[dataset.fingerprint] / dataset.rows for name, dataset in mixture.sources if name}
 
     def _read_before(self, step: int) -> Iterator[tuple[Dataset, int]]:
-        """The data set of every source of every phase, and how many of its rows all earlier steps read."""
+        """Yields every phase's data sets, and how many of their rows the phase reads before the step."""
         for phase, loader in zip(self._phases, self._loaders, strict=True):
             rows = loader.rows_before(step).sum(axis=1).tolist()
             yield from zip((source.dataset for source in phase.mixture.sources), rows, strict=True)
 
     def describe_mixtures(self, end: int = 0, first: int = 0) -> list[str]:
-        """Describes every mixture in a line: its sources' shares, and their epochs at the end of the phase.
+        """Describes every mixture in a line: its shares, and the epochs that its sources have at the phase's end.
 
         Args:
-          end: the step at which the run ends; 0: unknown.
-          first: the step from which epochs count; phases that end earlier are left out.
+            end: The step at which the run ends; 0: unknown.
+            first: The step from which epochs are counted. Phases that end earlier are left out.
         """
         lines = []
-        # The step after each phase's last one; 0: unknown.
+        # The step after the last one of every phase; 0: unknown.
         stops = [min(phase.first, end) if end else phase.first for phase in self._phases[1:]] + [end]
         for phase, stop in zip(self._phases, stops, strict=True):
             if not phase.mixture.named or (stop and stop <= max(phase.first, first)):
@@ -185,12 +184,17 @@ class PhasedLoader:
         return lines
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
-        """The global batch for `step`, or only the selected `rows` of it, which alone are then made.
+        """Returns the global batch for `step`. The arrays are read-only.
 
-        The arrays are read-only. Raises ValueError for a negative step.
+        Args:
+            rows: Selects rows of the batch; only these are made.
+
+        Raises:
+            ValueError: The step is negative.
         """
         phase = self.phase(step)
-        if phase != self._reading:  # frees the windows of data sets that only the last phase read
+        # A new phase frees the windows of data sets that it does not read. Otherwise they would keep their memory.
+        if phase != self._reading:
             read = {source.dataset.fingerprint for source in self._phases[phase].mixture.sources}
             for fingerprint in self._caches.keys() - read:
                 self._caches[fingerprint].release()
@@ -198,35 +202,34 @@ class PhasedLoader:
         return self._loaders[phase].batch(step, rows)
 
     def close(self) -> None:
-        """Ends the threads that load streamed rows. No batch may be requested afterwards."""
+        """Ends the threads that load streamed rows. Afterwards, no batch may be requested."""
         for cache in self._caches.values():
             cache.close()
 
 
 def _check_phases(phases: Sequence[Phase]) -> None:
-    """Raises UserError unless all phases share the tokenizer and the kind of sequences of the first phase."""
-    first = phases[0].mixture.dataset
-    for phase in phases[1:]:
+    """Raises UserError for a phase whose tokenizer or kind of sequences differs from the first phase's."""
+
+    def traits(phase: Phase) -> tuple[tuple[str, str], ...]:
         dataset = phase.mixture.dataset
-        this, that = f"{phase.key} ({address_of(dataset.directory)})", phases[0].key
-        if dataset.tokenizer_hash != first.tokenizer_hash:
-            raise UserError(
-                f"{this} was built with a different tokenizer than {that} ({first.directory}). Build all phases "
-                "with the same --tokenizer"
-            )
-        if dataset.labelled != first.labelled:
-            labelled, unlabelled = (first, dataset) if first.labelled else (dataset, first)
-            raise UserError(
-                f"{this} and {that} need different objectives: {labelled.directory} has labelled pairs "
-                f"({labelled.manifest['objective']}), {unlabelled.directory} has none "
-                f"({unlabelled.manifest['objective']}). Build all phases with the same --objective"
-            )
+        pairs = "labelled pairs" if dataset.labelled else "sequences without labels"
+        return ("--tokenizer", f"tokenizer {dataset.tokenizer_hash[:12]}"), ("--objective", pairs)
+
+    for phase in phases[1:]:
+        for (flag, got), (_, wanted) in zip(traits(phase), traits(phases[0]), strict=True):
+            if got != wanted:
+                this, first = (f"{one.key} ({address_of(one.mixture.dataset.directory)})" for one in (phase, phases[0]))
+                raise UserError(f"{this} has {got}, but {first} has {wanted}. Build all phases with the same {flag}")
 
 
 def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> list[Phase]:
-    """Opens the training shards of all phases; with `only_manifests`, no rows of shards in a store.
+    """Opens the training shards of all phases.
 
-    Raises UserError for missing or invalid keys, unreadable shards, and sources that cannot be mixed.
+    Args:
+        only_manifests: Whether to read nothing but manifests if shards are in a store.
+
+    Raises:
+        UserError: A key is missing or invalid, shards are unreadable, or sources cannot be mixed.
     """
     if config.train and config.mixture:
         raise UserError(
@@ -238,7 +241,7 @@ def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> 
             "data.train is not set; set --config.data.train=DIR to the output folder of bert-jax build-examples, or "
             "--config.data.mixture to several of them"
         )
-    # All sources are checked before any folder is opened, which may copy shards.
+    # All sources are checked before any folder is opened, because opening may copy shards for hours.
     sources: dict[str, tuple[int, str | MixtureSpec]] = {}
     for first, source in {0: config.mixture or config.train, **later_phases(config)}.items():
         key = f"data.phases.{first}" if first else "data.mixture"
@@ -260,7 +263,7 @@ def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> 
             return open_streamed(folder, config.cache_bytes, config.cache_dir, not config.eval, _log)
         if config.cache_dir and not config.eval:
             output, part = open_output(folder)
-            folder = output.address if part == "train" else folder  # its held-out rows are copied, too
+            folder = output.address if part == "train" else folder  # so the held-out rows are copied, too
         return open_dataset(_local(folder, config, ("train",) if config.eval else PARTS), "train")
 
     phases = []
@@ -274,7 +277,7 @@ def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> 
 
 
 def later_phases(config: PretrainDataConfig) -> dict[int, Any]:
-    """Returns data.phases by step, ascending. Raises UserError for one at step 0."""
+    """Returns data.phases by ascending step. Raises UserError for a phase at step 0."""
     if not config.phases:
         return {}
     phases = schedules.read_steps(config.phases, "data.phases", "{900000: 'shards_512'}", first=1)
@@ -282,10 +285,10 @@ def later_phases(config: PretrainDataConfig) -> dict[int, Any]:
 
 
 def open_held_out(config: PretrainConfig, phases: Sequence[Phase]) -> list[tuple[Source, ...]]:
-    """Opens every phase's held-out rows: data.eval, or if it is not set, the sources' own.
+    """Opens the held-out rows of every phase: data.eval, or the held-out parts of the phase's own sources.
 
-    Raises UserError for unreadable shards, and if checkpoint.best needs rows that a phase lacks or that differ between
-    phases.
+    Raises:
+        UserError: Shards are unreadable, or checkpoint.best needs rows that a phase lacks or that differ by phase.
     """
     held_out = [_held_out(config, phase) for phase in phases]
     best = config.checkpoint.best
@@ -297,7 +300,8 @@ def open_held_out(config: PretrainConfig, phases: Sequence[Phase]) -> list[tuple
                 f"checkpoint.best={best}, but {phase.key} ({address_of(phase.mixture.dataset.directory)}) has no "
                 "held-out part to evaluate; set one by --config.data.eval, or do not set checkpoint.best"
             )
-    name, slash, _ = best.removeprefix("eval_").partition("/")  # with a slash: of one source of a mixture
+    # eval_NAME/METRIC or eval_ema_NAME/METRIC is the metric of one source of a mixture. NAME may begin with ema_.
+    name, slash, _ = best.removeprefix("eval_").partition("/")
     if not any(source.name == name for sources in held_out for source in sources):
         name = name.removeprefix("ema_")
     folders = {
@@ -306,14 +310,14 @@ def open_held_out(config: PretrainConfig, phases: Sequence[Phase]) -> list[tuple
     }
     if len(folders) > 1:
         raise UserError(
-            f"checkpoint.best={best} compares evaluations of the whole run, but the held-out rows of data.phases "
-            "differ; name those of all phases by --config.data.eval, or do not set checkpoint.best"
+            f"checkpoint.best={best} compares evaluations of the whole run, but phases have different held-out rows; "
+            "name the rows for all phases by --config.data.eval, or do not set checkpoint.best"
         )
     return held_out
 
 
 def _held_out(config: PretrainConfig, phase: Phase) -> tuple[Source, ...]:
-    """Opens data.eval, without a name, or the held-out parts of all sources that have one."""
+    """Opens data.eval, or the held-out parts of all sources that have one."""
     if not config.data.eval:
         return tuple(
             Source(name, open_dataset(dataset.directory, "eval"))
@@ -330,7 +334,7 @@ def _held_out(config: PretrainConfig, phase: Phase) -> tuple[Source, ...]:
 
 
 def _local(folder: str, config: PretrainDataConfig, parts: Sequence[Part]) -> str:
-    """The folder, or its local copy if data.cache_dir is set."""
+    """Returns the folder, or its local copy if data.cache_dir is set."""
     return local_copy(folder, config.cache_dir, parts, _log) if config.cache_dir else folder
 
 
@@ -338,15 +342,14 @@ def _log(line: str) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(line)
 
 
-FILES = 20  # input files of a source that are named in config.json
+FILES = 20  # input files of a source that config.json lists
 
 
 def summarize(phases: Sequence[Phase]) -> list[dict[str, Any]]:
-    """Records every source as JSON values: enough to describe the shards in config.json without them.
+    """Describes every source for config.json, as JSON values.
 
-    name, from_step and share say when and how often its rows are read. The other keys are the manifest's
-    (docs/data_format.md), with the counts of the training part. Of paths, only the last part is recorded: folders say
-    where files were, not their content.
+    `name`, `from_step` and `share` tell when and how often its rows are read. The other values come from the manifest
+    (docs/data_format.md), with the counts of the training part. Paths are cut to file names.
     """
     records = []
     for phase in phases:

@@ -1,6 +1,6 @@
-"""Values that depend on the training step: batch sizes, mask rates, folders of shards.
+"""Values that depend on the training step, such as batch sizes, mask rates and folders of shards.
 
-`StepSchedule` serves all of them. Segments say which rows each step reads, and how many (law 1).
+A `StepSchedule` holds any of them. A `BatchSegment` tells which rows its steps read (law 1).
 """
 
 import bisect
@@ -17,30 +17,31 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class StepSchedule(Generic[Value]):
-    """A value for every step: a listed value applies from its step until the next listed one."""
+    """A value for every step. A listed value applies from its step until the next listed step."""
 
     steps: tuple[int, ...]  # ascending
     values: tuple[Value, ...]
 
     @classmethod
     def constant(cls, value: Value) -> "StepSchedule[Value]":
-        """The same value at all steps."""
+        """Returns a schedule with one value at all steps."""
         return cls((0,), (value,))
 
     def at(self, step: int) -> Value:
-        """The value at a step."""
+        """Returns the value at a step."""
         return self.values[bisect.bisect_right(self.steps, step) - 1]
 
 
 def read_steps(values: Mapping[Any, Value], key: str, example: str, first: int = 0) -> StepSchedule[Value]:
-    """Returns the schedule of a configuration's {STEP: VALUE}; JSON has the steps as text.
+    """Reads a {STEP: VALUE} of the configuration. Steps may be text, as in JSON, and in any order.
 
     Args:
-        key: The configuration key, for messages.
-        first: 0 if the schedule must begin at step 0; 1 if it may begin at any later step.
+        key: The configuration key, for errors.
+        example: A valid schedule, for errors.
+        first: 0 if the schedule must begin at step 0; 1 if it must begin at a later step.
 
     Raises:
-        UserError: for a schedule that begins elsewhere.
+        UserError: The schedule is empty or begins at another step.
     """
     steps = sorted((int(step), value) for step, value in values.items())
     if not steps or not (steps[0][0] >= 1 if first else steps[0][0] == 0):
@@ -49,9 +50,10 @@ def read_steps(values: Mapping[Any, Value], key: str, example: str, first: int =
 
 
 def batch_schedule(schedule: Mapping[Any, int], batch_size: int) -> StepSchedule[int]:
-    """Returns the rows of each step's global batch: {0: 256, 10000: 512}, or batch_size if the schedule is empty.
+    """Returns the global batch size by step: `schedule`, or batch_size at all steps if it is empty.
 
-    Raises UserError for a schedule that does not begin at step 0, and for a batch without rows.
+    Raises:
+        UserError: The schedule does not begin at step 0, or a batch has no rows.
     """
     if not schedule:
         check_batch_size(batch_size)
@@ -63,7 +65,7 @@ def batch_schedule(schedule: Mapping[Any, int], batch_size: int) -> StepSchedule
 
 
 def check_batch_size(rows: int, source: str = "") -> None:
-    """Raises UserError for a batch without rows; `source` names the key that it is from, if not batch_size."""
+    """Raises UserError for a batch without rows. `source` names the configuration key if it is not batch_size."""
     if rows < 1:
         problem = f"batch_size is {rows}" + (f" in {source}" if source else "")
         example = "" if source else ", for example --config.batch_size=256"
@@ -71,23 +73,25 @@ def check_batch_size(rows: int, source: str = "") -> None:
 
 
 class BatchSegment(NamedTuple):
-    """Consecutive steps of one phase that read batches of one size."""
+    """Consecutive steps of a phase whose batches have one size."""
 
-    first: int  # the first step
-    end: int | None  # the step after the last; None: no end
-    rows: int  # of each batch
-    before: int  # rows that earlier steps of the phase read
+    first: int  # first step
+    end: int | None  # step after the last one; None: no end
+    rows: int  # in each batch
+    before: int  # rows that earlier segments of the phase read
 
     def contains(self, step: int) -> bool:
+        """Returns whether the step is in the segment."""
         return self.first <= step and (self.end is None or step < self.end)
 
     def steps_before(self, step: int) -> int:
-        """How many steps of the segment come before a step."""
+        """Counts the segment's steps before a step."""
         return max(0, (step if self.end is None else min(step, self.end)) - self.first)
 
 
 def batch_segments(batches: StepSchedule[int], starts: Sequence[int]) -> list[list[BatchSegment]]:
-    """The segments of every phase. `starts` holds the phases' first steps, beginning with 0."""
+    """Returns the segments of every phase, given the first step of every phase (0 for the first phase)."""
+    # A segment ends where the batch size or the phase changes.
     borders = sorted({*batches.steps, *starts})
     phases: list[list[BatchSegment]] = [[] for _ in starts]
     for first, end in itertools.zip_longest(borders, borders[1:]):
@@ -97,20 +101,18 @@ def batch_segments(batches: StepSchedule[int], starts: Sequence[int]) -> list[li
     return phases
 
 
-# Mask rates: constant between the points of a schedule, or falling linearly.
-#
-# mmBERT lowers its rate from phase to phase (Marone et al. 2025, section 3: 30%, then 15%, then 5%). Ankner et al. 2024
-# lower it linearly over the whole run, from 30% to 15%.
+# Mask rates: constant between the steps of a schedule, as in mmBERT (Marone et al. 2025, section 3: 30%, then 15%, then
+# 5%), or linear over the whole run (Ankner et al. 2024: from 30% to 15%).
 
 STEPS, LINEAR = "steps", "linear"  # the values of data.mask_shape
 EXAMPLE = "{0: 0.30, 50000: 0.15}"
 
 
 class LinearSchedule(StepSchedule[float]):
-    """Values interpolated linearly between the given steps. The last one applies after its step."""
+    """Values interpolated linearly between the given steps. The last value applies after its step."""
 
     def at(self, step: int) -> float:
-        """The value at a step."""
+        """Returns the value at a step."""
         index = bisect.bisect_right(self.steps, step) - 1
         first, before = self.steps[index], self.values[index]
         if index + 1 == len(self.steps):
@@ -119,14 +121,16 @@ class LinearSchedule(StepSchedule[float]):
 
 
 def mask_rates(rate: float | None, schedule: Mapping[Any, float], shape: str = STEPS) -> StepSchedule[float] | None:
-    """Returns the rates of data.mask_rate, data.mask_schedule and data.mask_shape, or None for the shards' rate.
+    """Returns the mask rates by step, or None for the rate of the shards.
 
     Args:
-        shape: steps: each rate applies until the next one; linear: the rate changes linearly from each to the next.
+        rate: data.mask_rate.
+        schedule: data.mask_schedule.
+        shape: data.mask_shape. `steps` keeps a rate until the next step of the schedule, `linear` interpolates.
 
     Raises:
-        UserError: if both rates are set, for a schedule that does not begin at step 0, a rate outside (0, 1], an
-            unknown shape, and a linear schedule of one rate.
+        UserError: Both rates are set, the schedule does not begin at step 0, a rate is outside (0, 1], the shape is
+            unknown, or a linear schedule has a single rate.
     """
     if rate is not None and schedule:
         raise UserError(

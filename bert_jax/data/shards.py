@@ -1,8 +1,8 @@
-"""Shards on disk: Arrow IPC files of fixed-width columns with a manifest (docs/data_format.md).
+"""Shards on disk: Arrow IPC files with columns of fixed width, and a manifest (docs/data_format.md).
 
-`write_shard` writes a shard. `open_dataset` opens a part (train or eval) of a build-examples output as a `Dataset`:
-opening checks names and sizes only, and a shard is memory-mapped when one of its rows is first requested. `local_copy`
-keeps copies of outputs in object stores, and `open_tfds` opens data sets of TFDS without TensorFlow.
+`open_dataset` opens a part (train or eval) of a build-examples output as a `Dataset`. It checks only names and sizes; a
+shard is memory-mapped when one of its rows is first requested. `local_copy` copies outputs from object stores, and
+`open_tfds` opens TFDS data sets without TensorFlow.
 """
 
 import functools
@@ -36,7 +36,7 @@ from bert_jax.storage.remote import Folder, address_of, first_line, is_remote
 from bert_jax.tokenization.vocabulary import Vocabulary
 from bert_jax.tokenization.vocabulary import load as load_vocabulary
 
-# The maximum number of mapped shards, well under Linux's 65 530 mappings a process (vm.max_map_count).
+# The most shards that are mapped at once: well below Linux's limit of 65 530 mappings per process (vm.max_map_count).
 MOST_MAPPED = 16_384
 
 Reader = Callable[[Mapping[str, Any]], Callable[[Path], Rows]]
@@ -51,19 +51,16 @@ class WrittenShard(NamedTuple):
 
 
 class Corrupt(Exception):
-    """A shard that does not match its manifest. The message says how, without the shard's name."""
+    """A shard does not match its manifest. The message does not name the shard."""
 
 
 def write_shard(path: Path, rows: Rows) -> WrittenShard:
-    """Writes rows to one Arrow IPC file atomically: under a temporary name, with fsync, then renamed.
-
-    Raises OSError if writing fails, for example because the disk is full; `path` then does not exist.
-    """
+    """Writes rows atomically to one Arrow IPC file. If it raises OSError, e.g. for a full disk, there is no file."""
     arrays, fields = [], []
     for name, values in rows._asdict().items():
         if values is None:
             continue
-        # pa.array() would import numpy.ma, which takes longer than writing the column.
+        # Built from buffers, because pa.array() would import numpy.ma, which takes longer than writing the column.
         buffers = [None, pa.py_buffer(np.ascontiguousarray(values))]
         array = pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), values.size, buffers)
         if values.ndim > 1:
@@ -81,19 +78,20 @@ def write_shard(path: Path, rows: Rows) -> WrittenShard:
 
 
 def read_shard(source: Path | pa.NativeFile) -> Rows:
-    """The columns of a shard, read-only and not copied: a file on disk is memory-mapped. No file stays open.
+    """Reads a shard as read-only columns, without copying: a file on disk is memory-mapped. No file stays open.
 
-    Raises Corrupt for anything but an Arrow IPC file with one record batch, whose columns are the fields of Rows.
+    Raises:
+        Corrupt: The file is not an Arrow IPC file with one record batch, whose columns are the fields of Rows.
     """
     columns = {}
     try:
-        # The buffers keep the mapping after the file is closed.
+        # The buffers keep the mapping alive after the file is closed.
         with pa.memory_map(str(source)) if isinstance(source, Path) else source as file:
             reader = pa.ipc.open_file(file)
             if reader.num_record_batches != 1:
                 raise Corrupt(f"{reader.num_record_batches} record batches instead of one")
             batch = reader.get_batch(0)
-        batch.validate()  # checks buffer sizes: pyarrow aborts the process on some mismatches
+        batch.validate()  # checks buffer sizes, because pyarrow would abort the process for some mismatches
         for name, array in zip(batch.schema.names, batch.columns, strict=True):
             if array.null_count:
                 raise Corrupt(f"column {name} contains nulls")
@@ -121,13 +119,15 @@ def read_shard(source: Path | pa.NativeFile) -> Rows:
 def check_sizes(
     directory: str | Path, shards: Sequence[Mapping[str, Any]], sizes: Mapping[str, int] | None = None
 ) -> None:
-    """Raises UserError for the first shard that is missing or whose size differs from the manifest.
+    """Raises UserError for the first shard that is missing or has another size than in the manifest.
 
     Args:
-      sizes: the sizes of the files in a store, by name; None: the directory is on disk.
+        sizes: The sizes of the files in a store, by name; None: the directory is on disk.
     """
     for shard in shards:
-        path = os.path.join(directory, shard["name"])  # pathlib would take as long as the stat, for thousands of shards
+        path = os.path.join(
+            directory, shard["name"]
+        )  # pathlib is as slow as stat, which counts for thousands of shards
         size = _size(path) if sizes is None else sizes.get(shard["name"])
         if size is None:
             raise UserError(f"missing shard {path}. {AGAIN}")
@@ -141,12 +141,12 @@ def open_dataset(path: str | os.PathLike[str], part: Part, reader: Reader | None
     """Opens a part of an output folder DIR.
 
     Args:
-      path: DIR, or DIR/train or DIR/eval, which overrides `part`.
-      reader: makes, from a manifest, the function that reads its shards (data_prep.output_files); None: for Arrow.
+        path: DIR, or DIR/train or DIR/eval, which overrides `part`.
+        reader: Returns the function that reads the shards of a manifest (data_prep.output_files); None: Arrow shards.
 
     Raises:
-      UserError: for a folder that is not a finished build_examples output, a missing or truncated shard, and a part
-        without rows.
+        UserError: The folder is not a finished build_examples output, a shard is missing or truncated, or the part has
+            no rows.
     """
     directory = Path(os.path.abspath(path))
     if directory.name in PARTS and not (directory / MANIFEST).exists():
@@ -160,7 +160,7 @@ def open_dataset(path: str | os.PathLike[str], part: Part, reader: Reader | None
 
 
 def check_trainable(dataset: "Dataset", wanted: str = "arrow") -> None:
-    """Raises UserError for shards in another format than the wanted one, and for a part without rows."""
+    """Raises UserError for shards in another format, and for a part without rows."""
     address, shard_format = address_of(dataset.directory), dataset.manifest["format"]
     if shard_format != wanted:
         raise UserError(
@@ -205,13 +205,15 @@ class Dataset:
         self._columns = functools.lru_cache(MOST_MAPPED)(self._map)
 
     def gather(self, indices: Int64[np.ndarray, "R"]) -> Rows:
-        """Copies the requested rows, in the requested order, to contiguous columns.
+        """Copies rows to contiguous columns, in the order of `indices`.
 
-        Raises IndexError for an index outside [0, rows), UserError for a shard that cannot be read.
+        Raises:
+            IndexError: An index is outside [0, rows).
+            UserError: A shard cannot be read.
         """
         if len(indices) and (indices.min() < 0 or indices.max() >= self.rows):
             raise IndexError(f"rows {indices.min()} to {indices.max()} are not all in [0, {self.rows})")
-        # Each shard is read once, for all of its rows among `indices`, whose places in the output are in `order`.
+        # Every shard is visited once. `order` sorts the places in the output by shard, and `owners` holds their shards.
         owners = np.searchsorted(self._ends, indices, side="right")
         first = self._columns(int(owners[0]) if len(indices) else 0)
         out = [np.empty((len(indices), *column.shape[1:]), column.dtype) for column in first]
@@ -219,30 +221,30 @@ class Dataset:
         numbers, begins = np.unique(owners[order], return_index=True)
         ends = np.append(begins, len(order))[1:]
         for shard, begin, end in zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True):
-            # With many shards, most give one row, which a plain number selects 5 times as fast as an array does.
+            # With many shards, most contribute one row. numpy is 5 times as fast with a plain number as with an array.
             places: Any = int(order[begin]) if end - begin == 1 else order[begin:end]
             local = indices[places] - (self._ends[shard] - self.shards[shard]["rows"])
             for target, column in zip(out, self._columns(shard), strict=True):
                 target[places] = column[local]
         rows = Rows(*out)
         if value_problem(rows, self.manifest):
-            for shard in numbers.tolist():  # raises an error that names the shard
+            for shard in numbers.tolist():  # the damaged one raises an error with its name
                 self.shard_rows(shard)
         return rows
 
     def shard_rows(self, shard: int) -> Rows:
-        """All rows of one of `shards`, memory-mapped. Raises UserError for a shard that cannot be read."""
+        """Returns all rows of a shard, memory-mapped. Raises UserError if it cannot be read."""
         rows = Rows(*self._columns(shard))
         if problem := value_problem(rows, self.manifest):
             raise _damaged(self.directory / self.shards[shard]["name"], problem)
         return rows
 
     def unigram_counts(self) -> Int64[np.ndarray, "V"]:
-        """How often each id occurs in the training rows. Raises UserError for a missing or damaged file."""
+        """Reads how often every id occurs in the training rows. Raises UserError for a missing or damaged file."""
         return read_unigram_counts(self.directory, self.manifest)
 
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary in the output folder. Raises UserError if it did not encode the shards."""
+        """Loads the vocabulary in the output folder. Raises UserError if it did not encode the shards."""
         path = self.directory / "tokenizer"
         loaded = load_vocabulary(path)
         if loaded.content_hash != self.tokenizer_hash:
@@ -253,7 +255,7 @@ class Dataset:
         return loaded
 
     def _map(self, shard: int) -> list[np.ndarray]:
-        """The columns of one shard in the order of Rows, memory-mapped."""
+        """Maps the columns of a shard, in the order of Rows."""
         path = self.directory / self.shards[shard]["name"]
         try:
             rows = self._read(path)
@@ -275,9 +277,9 @@ def _damaged(path: Path, problem: str) -> UserError:
 
 
 def value_problem(rows: Rows, manifest: Mapping[str, Any]) -> str | None:
-    """The first invalid value of the rows, or None: a quick check of every batch for errors that must not go unnoticed.
+    """Describes an invalid value in the rows, or returns None.
 
-    `bert-jax inspect-shards DIR --verify` checks much more.
+    This is a quick check of every batch. `bert-jax inspect-shards DIR --verify` checks much more.
     """
     vocab_size, length = manifest["tokenizer"]["vocab_size"], manifest["seq_len"]
     total = rows.sequence_lengths.sum(axis=1, dtype=np.int64).max(initial=0)
@@ -299,7 +301,7 @@ def value_problem(rows: Rows, manifest: Mapping[str, Any]) -> str | None:
 
 
 def stored_columns(manifest: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """The columns of the rows (docs/data_format.md): the shape of one row's values, and their dtype."""
+    """Returns the columns (docs/data_format.md) by name: the shape of a row's values, and their dtype."""
     length, pack = manifest["seq_len"], manifest["pack"]
     ids = "uint16" if manifest["tokenizer"]["vocab_size"] <= 1 << 16 else "uint32"
     columns: dict[str, tuple[tuple[int, ...], str]] = {
@@ -320,7 +322,7 @@ def stored_columns(manifest: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ..
 
 
 def layout_problem(rows: Rows, count: int, manifest: Mapping[str, Any]) -> str | None:
-    """The first column of a shard with the wrong shape or dtype, or None."""
+    """Describes the first column of a shard with a wrong shape or dtype, or returns None."""
     wanted = {name: ((count, *shape), kind) for name, (shape, kind) in stored_columns(manifest).items()}
     for name, values in rows._asdict().items():
         got = None if values is None else (values.shape, str(values.dtype))
@@ -329,31 +331,31 @@ def layout_problem(rows: Rows, count: int, manifest: Mapping[str, Any]) -> str |
     return None
 
 
-# A local copy of shards that are in an object store or on a slow disk, kept between runs and shared by them.
+# Local copies of shards in an object store or on a slow disk. Runs share them.
 #
-# Training maps shards into memory, so they must be on a local disk. The copy of an output has its own folder in the
-# cache, CACHE/NAME-HASH with the manifest's hash, so an output that was built again gets another folder. Once a copy's
-# files have the sizes in the manifest, it is used without reading it; hashes are checked while files are copied.
+# Training maps shards into memory, so they must be on a local disk. A copy is in CACHE/NAME-HASH, with the manifest's
+# hash, so an output that was built again gets another folder. Hashes are checked while files are copied. Later, only
+# sizes are checked.
 
-_PARALLEL_FILES = 8  # a store takes a while to answer each request
-_DIGITS = 12  # of the hash in a folder's name
+_PARALLEL_FILES = 8  # because a store takes a while to answer a request
 
 
 def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callable[[str], object]) -> str:
-    """Copies to the cache what it lacks, and returns the folder there that replaces `address`.
+    """Copies missing files to the cache, and returns the folder there that replaces `address`.
 
-    A process waits while another one copies the same output; a call after a failure continues with the missing files.
+    A process waits while another process copies the same output. After a failure, the next call continues with the
+    missing files.
 
     Args:
-      address: the output of build_examples, or its train/ or eval/ folder: gs://, s3:// or a local path.
-      parts: the parts to copy, together with the tokenizer and the unigram counts; train/ or eval/ at the end of the
-        address selects one.
-      log: gets a line if anything is copied.
+        address: An output of build_examples, or its train/ or eval/ folder: gs://, s3:// or a local path.
+        parts: The parts to copy; train/ or eval/ at the end of the address overrides them. The tokenizer and the
+            unigram counts are always copied.
+        log: Gets a line if anything is copied.
 
     Raises:
-      UserError: for an address that cannot be read or holds no finished output, a file that differs from the manifest,
-        and a cache_dir that is not local.
-      OSError: if the disk is full.
+        UserError: The address cannot be read or holds no finished output, a file differs from the manifest, or
+            cache_dir is not on a local disk.
+        OSError: The disk is full.
     """
     if is_remote(cache_dir):
         raise UserError(f"data.cache_dir={cache_dir} is in an object store; choose a folder on a local disk")
@@ -361,47 +363,41 @@ def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callabl
     content = source.read(MANIFEST)
     manifest = parse_manifest(content, f"{source.address}/{MANIFEST}")
     name = source.address.rsplit("/", 1)[-1]
-    folder = Path(os.path.abspath(cache_dir)) / f"{name}-{hashlib.sha256(content).hexdigest()[:_DIGITS]}"
+    folder = Path(os.path.abspath(cache_dir)) / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("wb") as lock:
         if not wait_for_lock(lock):
             raise UserError(f"data.cache_dir={cache_dir} is on a file system without locks; choose one on a local disk")
-        _copy_missing(source, folder, manifest, (chosen,) if chosen else parts, log)
-        if not (folder / MANIFEST).exists():  # written last, because a folder with a manifest can be opened
+        prefixes = tuple(f"{part}/" for part in ((chosen,) if chosen else parts))
+        shards = {shard["name"]: shard for shard in manifest["shards"] if shard["name"].startswith(prefixes)}
+        others = [name for name in source.names("tokenizer") if ".." not in name.split("/")]
+        sizes = {name: shard["bytes"] for name, shard in shards.items()}
+        sizes |= {name: source.size(name) for name in [*others, manifest["unigram_counts"]]}
+        missing = [name for name, size in sizes.items() if _size(folder / name) != size]
+
+        def fetch(name: str) -> None:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            digest = shards[name]["sha256"] if name in shards else None
+            write_atomic(folder / name, source.verified_blocks(name, digest, sizes[name]))
+
+        if missing:
+            megabytes = sum(sizes[name] for name in missing) / 1e6
+            log(f"copying {len(missing)} files of {source.address} to {folder} ({megabytes:,.1f} MB)")
+        with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
+            list(pool.map(fetch, missing))
+        # The manifest comes last, because a folder with a manifest counts as complete.
+        if not (folder / MANIFEST).exists():
             write_atomic(folder / MANIFEST, content)
     return str(folder / chosen) if chosen else str(folder)
 
 
 def open_output(address: str) -> tuple[Folder, Part | None]:
-    """The build_examples output of an address, and the part if the address ends in one."""
+    """Returns the build_examples output at an address, and the part if the address ends in train/ or eval/."""
     output = Folder(address)
     parent, _, last = output.address.rpartition("/")
     if last in PARTS and output.read_if_present(MANIFEST) is None:
         return Folder(parent), "train" if last == "train" else "eval"
     return output, None
-
-
-def _copy_missing(
-    source: Folder, folder: Path, manifest: Mapping[str, Any], parts: Sequence[Part], log: Callable[[str], object]
-) -> None:
-    """Copies the files that are missing or do not have their full size."""
-    shards = [shard for shard in manifest["shards"] if shard["name"].startswith(tuple(f"{part}/" for part in parts))]
-    hashes = {shard["name"]: shard["sha256"] for shard in shards}
-    sizes = {shard["name"]: shard["bytes"] for shard in shards}
-    others = [name for name in source.names("tokenizer") if ".." not in name.split("/")]
-    sizes |= {name: source.size(name) for name in [*others, manifest["unigram_counts"]]}
-    missing = [name for name, size in sizes.items() if _size(folder / name) != size]
-    if not missing:
-        return
-    megabytes = sum(sizes[name] for name in missing) / 1e6
-    log(f"copying {len(missing)} files of {source.address} to {folder} ({megabytes:,.1f} MB)")
-
-    def fetch(name: str) -> None:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / name, source.verified_blocks(name, hashes.get(name), sizes[name]))
-
-    with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
-        list(pool.map(fetch, missing))
 
 
 def _size(path: str | Path) -> int | None:
@@ -411,7 +407,7 @@ def _size(path: str | Path) -> int | None:
         return None
 
 
-# Opens data sets that TensorFlow Datasets (TFDS) has prepared, without TensorFlow: tfds:NAME[:SPLIT].
+# Data sets that TensorFlow Datasets (TFDS) has prepared, opened without TensorFlow: tfds:NAME[:SPLIT].
 #
 # NAME is a TFDS name ("wikipedia/20230601.en:1.0.0", "glue/mrpc") or the folder of a prepared version. SPLIT is "train"
 # by default, and may be a slice ("train[:10%]").
@@ -420,10 +416,11 @@ _NAME = re.compile(r"tfds:(?P<name>[^:]+(?::(?:\d+|\*)\.(?:\d+|\*)\.(?:\d+|\*))?
 
 
 def open_tfds(address: str) -> tuple[Any, str]:
-    """The builder and the split of an address.
+    """Returns the TFDS builder and the split for an address.
 
-    Raises UserError for an invalid address, an unknown split, and a data set that is not prepared on this machine or
-    whose format requires TensorFlow.
+    Raises:
+        UserError: The address is invalid, the split is unknown, or the data set is not prepared on this machine or
+            needs TensorFlow to be read.
     """
     import tensorflow_datasets as tfds  # its import takes seconds
 
@@ -435,7 +432,7 @@ def open_tfds(address: str) -> tuple[Any, str]:
         if name.startswith(("/", "./", "../", "~")):
             builder = tfds.builder_from_directory(name)
         else:
-            # TFDS itself reads the variable only once, at import.
+            # TFDS reads the variable only at import, which would ignore a later change.
             builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=os.environ.get("TFDS_DATA_DIR"))
     except Exception as error:
         raise UserError(

@@ -1,8 +1,8 @@
-"""Trains on shards that fit neither memory nor a local disk: windows of rows are read where the shards are.
+"""Trains on shards that fit neither into memory nor on a local disk: reads windows of rows from a store.
 
-data/order.py orders the rows. `RangeFiles` reads ranges of bytes, `StreamedDataset` ranges of rows, and `WindowCache`
-keeps windows of rows in memory and loads the next ones in threads. `open_streamed` opens such a data set,
-and `window_caches` divides data.cache_bytes among several.
+data/order.py orders the rows. `RangeFiles` reads ranges of bytes, `StreamedDataset` reads ranges of rows, and
+`WindowCache` holds windows of rows and loads the next ones in threads. `open_streamed` opens such a data set, and
+`window_caches` divides data.cache_bytes among several.
 """
 
 import functools
@@ -37,16 +37,16 @@ from bert_jax.data.shards import (
 from bert_jax.errors import UserError
 from bert_jax.storage.remote import Folder, failure, is_remote, open_folder
 
-# Opening an object takes a request, so the files that are read most often stay open.
+# Opening an object takes a request, so recently read files stay open.
 _OPEN_FILES = 256
-# Between the attempts at one range, half a minute together, in which a busy store or a lost connection may recover.
+# Pauses between the attempts to read a range. In half a minute, a busy store or a lost connection may recover.
 RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 class RangeFiles:
-    """Reads ranges of the files in a local folder, or at an address in a store. Threads may share it.
+    """Reads ranges of bytes from the files in a folder, local or in a store. Threads may share it.
 
-    Failing requests are repeated for half a minute. `close` interrupts threads between two attempts.
+    Failing requests are repeated for half a minute.
     """
 
     def __init__(self, address: str) -> None:
@@ -58,7 +58,8 @@ class RangeFiles:
     def read(self, name: str, offset: int, length: int) -> memoryview:
         """Reads the bytes [offset, offset + length).
 
-        Raises UserError for a file that does not exist or ends earlier, and errors of `failure` after the last attempt.
+        Raises:
+            UserError: The file is missing or ends earlier. If the store fails, as storage.remote.failure says.
         """
         path, address = f"{self._folder}/{name}", f"{self.address}/{name}"
         for seconds in (*RETRY_SECONDS, None):
@@ -75,12 +76,12 @@ class RangeFiles:
         raise AssertionError("the last attempt returns or raises")
 
     def close(self) -> None:
-        """Ends waiting for further attempts, and closes the files once no thread reads them."""
+        """Interrupts threads that wait for their next attempt. Files close when no thread reads them any more."""
         self._closed.set()
         self._open.cache_clear()
 
     def _open_path(self, path: str) -> Callable[[int, int], Any]:
-        """Opens a file and returns its function (offset, length) -> bytes, which several threads may call at once."""
+        """Opens a file and returns a function (offset, length) -> bytes, which threads may call at the same time."""
         from pyarrow import fs
 
         handler = self._store.handler if isinstance(self._store, fs.PyFileSystem) else None
@@ -88,8 +89,8 @@ class RangeFiles:
             opened = self._store.open_input_file(path)
             return lambda offset, length: opened.read_at(length, offset)
 
-        # Behind pyarrow's store is one of fsspec, such as the Hub's. A file that stays open has one position, and reads
-        # ahead of it, so it is opened for each range, without a cache: one request for exactly this range.
+        # pyarrow wraps an fsspec store here, such as the Hub's. An open fsspec file reads ahead, and has one position,
+        # which threads would share. So every range opens the file anew, without a cache, and costs one request.
         def read(offset: int, length: int) -> Any:
             try:
                 with handler.fs.open(path, "rb", cache_type="none") as file:
@@ -97,49 +98,42 @@ class RangeFiles:
                     return file.read(length)
             except OSError:
                 raise
-            except Exception as error:  # clients of stores have many types of errors
+            except Exception as error:  # every client of a store has error types of its own
                 raise OSError(str(error).strip() or type(error).__name__) from error
 
         return read
 
 
-_ALIGNMENT = 8  # of the columns in a file, in bytes
-_END_BYTES = 4096  # of a file that hold its metadata, at its beginning and at its end: 1.1 and 0.7 KB
+_ALIGNMENT = 8  # columns begin at multiples of so many bytes
+_END_BYTES = 4096  # read from both ends of a file for its metadata, which takes 1.1 KB and 0.7 KB
 
 
 class Piece(NamedTuple):
     """Consecutive rows of one shard."""
 
     shard: int
-    first: int  # row in the shard
+    first: int  # from the beginning of the shard
     rows: int
 
 
 class _Column(NamedTuple):
-    """A column of the rows."""
-
     shape: tuple[int, ...]  # of one row's values
     kind: np.dtype[Any]
-    width: int  # of a row, in bytes
+    width: int  # bytes per row
 
 
 class StreamedDataset(Dataset):
     """A part of an output whose rows are read by ranges, wherever they are. Threads may share it.
 
-    Columns have rows of a fixed width and begin at multiples of 8 bytes (docs/data_format.md). So a row's place follows
-    from the shard's number of rows and from the bytes around its columns, which are the same in all shards by the same
-    version. They are read from the first shard, and from any other shard with an unexpected total size. Hashes are not
-    checked, since a range does not show its file's hash.
-
-    `open_streamed` creates it.
+    Hashes are not checked, because a range is not enough to compute the file's hash. `open_streamed` creates it.
 
     Args:
-      directory: a local folder that holds everything except these rows.
-      address: the output of build_examples with these rows: a folder, or in a store.
-      cache_bytes: the memory for windows, over all data sets of a mixture and all processes.
+        directory: A local folder that holds everything except these rows.
+        address: The build_examples output with these rows, local or in a store.
+        cache_bytes: Memory for windows, over all data sets of a mixture and all processes.
 
     Raises:
-      UserError: for a missing shard, or another size than in the manifest.
+        UserError: A shard is missing or has another size than in the manifest.
     """
 
     def __init__(
@@ -157,19 +151,20 @@ class StreamedDataset(Dataset):
         self._framing = functools.cache(self._read_framing)
 
     def order(self, lanes: int, seed: int, share: float = 1.0) -> WindowOrder:
-        """The order of rows in training, with windows in a share of cache_bytes.
+        """Returns the order of rows in training, with windows that take a share of cache_bytes.
 
-        Raises UserError for fewer rows than lanes, and for windows that are too small.
+        Raises:
+            UserError: There are fewer rows than lanes, or windows are too small.
         """
         sizes = window_sizes(self.rows, lanes, self.row_bytes, self.cache_bytes, self.address, share)
         return WindowOrder(self.rows, sizes, seed, self.fingerprint)
 
     def allocate(self, rows: int) -> Rows:
-        """Space for so many rows."""
+        """Allocates arrays for so many rows."""
         return Rows(**{name: np.empty((rows, *column.shape), column.kind) for name, column in self._stored.items()})
 
     def pieces(self, begin: int, rows: int) -> Iterator[Piece]:
-        """Divides consecutive rows at the ends of shards."""
+        """Splits consecutive rows at the ends of shards."""
         shard = int(np.searchsorted(self._ends, begin, side="right"))
         while rows:
             left = int(self._ends[shard]) - begin
@@ -180,6 +175,9 @@ class StreamedDataset(Dataset):
 
     def read(self, piece: Piece, into: Rows) -> None:
         """Reads a piece into arrays of as many rows. Raises UserError for a shard that cannot be read or is damaged."""
+        # Rows have a fixed width, so their places follow from the shard's number of rows and from the bytes around its
+        # columns. Shards by one version have the same bytes there. So these are read from shard 0, and from another
+        # shard only if its total size shows that they differ.
         entry = self.shards[piece.shard]
         before, framing_bytes = self._framing(0)
         places, end = self._places(entry["rows"], before)
@@ -192,7 +190,7 @@ class StreamedDataset(Dataset):
             raise self._damage(entry["name"], problem)
 
     def gather(self, indices: Int64[np.ndarray, "R"]) -> Rows:
-        """Copies the requested rows, each read by itself. Raises UserError for a shard that cannot be read."""
+        """Copies rows, with a request per row and column. Raises UserError for a shard that cannot be read."""
         rows = self.allocate(len(indices))
         for place, index in enumerate(indices.tolist()):
             for piece in self.pieces(index, 1):
@@ -200,17 +198,17 @@ class StreamedDataset(Dataset):
         return rows
 
     def shard_rows(self, shard: int) -> Rows:
-        """All rows of one of `shards`. Raises UserError for a shard that cannot be read."""
+        """Returns all rows of a shard. Raises UserError if it cannot be read."""
         rows = self.allocate(self.shards[shard]["rows"])
         self.read(Piece(shard, 0, len(rows.input_ids)), rows)
         return rows
 
     def close(self) -> None:
-        """Ends waiting for another attempt at a range."""
+        """Interrupts threads that wait for their next attempt to read a range."""
         self._files.close()
 
     def _places(self, rows: int, before: int) -> tuple[dict[str, int], int]:
-        """Where columns begin in a file, if the first one begins at `before`, and where the last one ends."""
+        """Returns the offsets of the columns in a file, given the first one's, and the offset after the last column."""
         places = {}
         for name, column in self._stored.items():
             places[name] = before
@@ -218,10 +216,9 @@ class StreamedDataset(Dataset):
         return places, before
 
     def _read_framing(self, shard: int) -> tuple[int, int]:
-        """Counts a shard's bytes before its columns, and all bytes but its columns, from both ends of its file.
-
-        Arrow parses a file of the shard's size in memory. Its rows are zeros, which take no space.
-        """
+        """Counts a shard's bytes before its columns, and all its bytes outside of columns."""
+        # Only the two ends of the file are read. Arrow then parses a file of the full size in memory, whose rows are
+        # zeros. The kernel does not allocate pages that are never written, so they take no memory.
         entry = self.shards[shard]
         name, size, rows = entry["name"], entry["bytes"], entry["rows"]
         end = min(_END_BYTES, size)
@@ -253,16 +250,15 @@ class StreamedDataset(Dataset):
 
 
 def slice_rows(rows: Rows, begin: int, end: int) -> Rows:
-    """Views of consecutive rows."""
+    """Returns views of consecutive rows."""
     return Rows(**{name: column[begin:end] for name, column in rows._asdict().items() if column is not None})
 
 
-# Requests wait for the store and take hardly any time of a core.
-_THREADS = 64
+_THREADS = 64  # more than cores, because they only wait for the store
 
 
 class _Loading(NamedTuple):
-    """A window whose rows are being read, or have been."""
+    """A window whose rows are loading or loaded."""
 
     window: Window
     rows: Rows
@@ -274,68 +270,73 @@ class _Loading(NamedTuple):
 
 
 class WindowCache:
-    """Reads rows by their numbers in the concatenated epochs, best in ascending order within each lane.
+    """Reads rows by their numbers in the concatenated epochs. Only one thread at a time may call a method.
 
-    It holds at most two windows of every lane: one from which batches are read, and the next one, which threads load.
-    Any other order gives the same rows, but loads windows more than once. One thread at a time may call a method.
+    Every lane has at most two windows in memory: batches are read from one while threads load the next. If numbers do
+    not ascend within their lane, windows are loaded more than once, but the rows are the same.
     """
 
     def __init__(self, order: WindowOrder, dataset: StreamedDataset) -> None:
         self._order, self._dataset = order, dataset
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="windows")
-        # By the number of a row modulo the number of lanes. This changes its lane from epoch to epoch, in which lanes
-        # are counted from the first row, but not the process that reads it.
+        # By number % lanes. WindowOrder counts lanes from the first row of every epoch. So a lane has another key in
+        # every epoch, but a process still reads the same numbers.
         self._held: dict[int, list[_Loading]] = {}
-        self.peak_bytes = 0  # the most that windows have taken at one time
+        self.peak_bytes = 0  # the largest value of held_bytes so far
 
     def read(self, numbers: Int64[np.ndarray, "R"], ahead: bool = True) -> Rows:
-        """The rows with these numbers, from their windows, or if `ahead` is false each by itself.
+        """Returns the rows with these numbers.
 
-        Raises UserError for a shard that cannot be read.
+        Args:
+            ahead: Whether to load windows. False reads every row by itself.
+
+        Raises:
+            UserError: A shard cannot be read.
         """
         if not ahead:
             return self._dataset.gather(self._order.row_numbers(numbers))
         out = self._dataset.allocate(numbers.size)
-        location = self._order.locate(numbers)
-        firsts, inverse = np.unique(location.window, return_inverse=True)  # in the order of each lane
+        windows, places = self._order.locate(numbers)
+        # A window's `first` ascends within its lane, so unique() also puts the windows in their order of use.
+        firsts, inverse = np.unique(windows, return_inverse=True)
         lanes, lane_starts = np.unique(firsts % self._order.sizes.lanes, return_index=True)
-        # All lanes load what is read now before any of them loads what is read later.
+        # Threads work in the order of requests: first the windows to read now, then the next window of every lane.
         for index in lane_starts.tolist():
             self._advance(int(firsts[index]))
         for lane in lanes.tolist():
             self._look_ahead(lane)
         ends = np.cumsum(np.bincount(inverse, minlength=len(firsts)))
-        places = np.split(np.argsort(inverse, kind="stable"), ends[:-1])
-        for first, into in zip(firsts.tolist(), places, strict=True):
+        groups = np.split(np.argsort(inverse, kind="stable"), ends[:-1])  # rows of the result, by window
+        for first, into in zip(firsts.tolist(), groups, strict=True):
             loading = self._advance(first)
             self._look_ahead(first % self._order.sizes.lanes)
             for piece in loading.pieces:
-                piece.result()  # waits for its rows, and raises the error of reading them
+                piece.result()  # waits until it is loaded, and raises its error
             for column, loaded in zip(out, loading.rows, strict=True):
                 if column is not None and loaded is not None:
-                    column[into] = loaded[location.row[into]]
+                    column[into] = loaded[places[into]]
         return out
 
     @property
     def held_bytes(self) -> int:
-        """The memory of all windows."""
+        """Memory of all windows, loading ones included."""
         windows = (loading.window for held in self._held.values() for loading in held)
         return self._dataset.row_bytes * sum(window.rows for window in windows)
 
     def release(self) -> None:
-        """Frees all windows. A later read loads them again."""
+        """Frees all windows. A later `read` loads them again."""
         for held in self._held.values():
             while held:
                 held.pop(0).cancel()
 
     def close(self) -> None:
-        """Ends the threads, after the requests that they are waiting for."""
+        """Ends the threads. Each first finishes the request that it waits for."""
         self.release()
         self._dataset.close()
         self._threads.shutdown(cancel_futures=True)
 
     def _advance(self, first: int) -> _Loading:
-        """The window that begins with this number. Its lane reads from it now, and the windows before it are freed."""
+        """Returns the window that begins with this number, and frees earlier windows of its lane."""
         lane = first % self._order.sizes.lanes
         held = self._held.setdefault(lane, [])
         while held and held[0].window.first != first:
@@ -364,11 +365,13 @@ class WindowCache:
 
 
 def window_caches(mixtures: Sequence[Mixture], lanes: int, seed: int) -> dict[str, WindowCache]:
-    """Caches for the streamed data sets of all phases' mixtures, by fingerprint.
+    """Returns caches for the streamed data sets of all phases, by fingerprint.
 
-    A data set has the same order in all phases, so that a later phase resumes it. Its windows therefore have its
-    smallest share of the memory. Raises UserError as `StreamedDataset.order` does.
+    Raises:
+        UserError: As `StreamedDataset.order` does.
     """
+    # A data set has one order for all phases, so that a later phase can continue it. Its windows therefore have to fit
+    # into its smallest share of the memory.
     shares: dict[str, float] = {}
     datasets: dict[str, StreamedDataset] = {}
     for mixture in mixtures:
@@ -377,7 +380,7 @@ def window_caches(mixtures: Sequence[Mixture], lanes: int, seed: int) -> dict[st
             if isinstance(dataset, StreamedDataset):
                 datasets.setdefault(dataset.fingerprint, dataset)
                 shares[dataset.fingerprint] = min(share, shares.get(dataset.fingerprint, 1.0))
-    # All orders come first: if one of them is refused, no threads have been started.
+    # All orders are made before any cache, so that no threads run if an order is refused.
     orders = {name: dataset.order(lanes, seed, shares[name]) for name, dataset in datasets.items()}
     return {name: WindowCache(order, datasets[name]) for name, order in orders.items()}
 
@@ -385,16 +388,16 @@ def window_caches(mixtures: Sequence[Mixture], lanes: int, seed: int) -> dict[st
 def open_streamed(
     address: str, cache_bytes: float, cache_dir: str, held_out: bool, log: Callable[[str], object]
 ) -> StreamedDataset:
-    """Opens the training part to stream it, or the part at the end of the address.
+    """Opens the training part, or the part at the end of the address, to stream it.
 
     Args:
-      address: the output of build_examples, or its train/ or eval/: a local folder, gs://, s3:// or hf://.
-      cache_dir: a local folder for copies of the tokenizer and, if `held_out` is true, the held-out rows.
-      log: gets a line if anything is copied.
+        address: An output of build_examples, or its train/ or eval/ folder: a local path, gs://, s3:// or hf://.
+        cache_dir: A local folder for copies of the tokenizer and, if `held_out` is true, the held-out rows.
+        log: Gets a line if anything is copied.
 
     Raises:
-      UserError: for an address that cannot be read or holds no finished output of Arrow shards, and for an address in a
-        store without a cache_dir.
+        UserError: The address cannot be read or holds no finished output with Arrow shards, or it is in a store and
+            there is no cache_dir.
     """
     output, chosen = open_output(address)
     directory = output.address

@@ -1,7 +1,7 @@
 """Estimates the cost of a training run on TPUs and GPUs by asking their compilers; no device is needed.
 
-topology.py   names of devices, their published figures, and how to open them for a compiler
-compile.py    compiles a recipe's train step from abstract shapes: the program and its memory
-program.py    reads the program's text: cycles, bytes, collectives; and counts the traced step's FLOPs
-estimate.py   step time, MFU, hours, tokens and input rate, as a document and as JSON
+topology.py   turns names of devices into published figures, and opens the devices for their compiler
+compile.py    compiles a recipe's train step from abstract shapes, and reports its memory
+program.py    reads cycles, bytes and collectives from the program's text, and counts the traced step's FLOPs
+estimate.py   turns these into step time, MFU, hours, tokens and input rate, as a document and as JSON
 """

@@ -1,6 +1,6 @@
 """Compiles a recipe's train step for devices that this machine lacks, without allocating any array.
 
-`RowSpec` and `with_architecture` complete a recipe, `AbstractStep` is the step as training builds it, with abstract
+`RowSpec` and `with_architecture` complete a recipe, `AbstractStep` builds the step as training does, but with abstract
 arrays, and `compile_step` compiles it and reports its memory.
 """
 
@@ -43,21 +43,25 @@ USUAL_LENGTH = 512
 
 @dataclass(frozen=True)
 class RowSpec:
-    """The shape of batches: T positions, up to S sequences, M predictions, ids below V, NSP labels or none."""
+    """The shape of batches."""
 
-    seq_len: int
-    pack: int
-    predictions: int
-    vocab_size: int
-    labelled: bool
-    filled: float | None = None  # share of positions that hold a token, by the shards' manifest; None without shards
+    seq_len: int  # T
+    pack: int  # S
+    predictions: int  # M
+    vocab_size: int  # V
+    labelled: bool  # whether sequences are pairs with a label
+    filled: float | None = None  # share of positions that hold a token, by the manifest; None without shards
 
     @classmethod
     def of(cls, config: PretrainConfig, seq_len: int | None, vocab_size: int | None) -> "RowSpec":
-        """Rows as in the manifests of data.train or data.mixture, or without these, rows with seq_len positions.
+        """Reads the shape from the manifests of data.train or data.mixture, if the recipe has these.
 
-        Predictions suffice for the highest mask rate. Raises UserError for shards that cannot be read or that differ
-        from seq_len or vocab_size, and for an invalid mask rate.
+        Args:
+            seq_len: Positions, if the recipe has no shards.
+            vocab_size: Tokens in the vocabulary, if the recipe has no shards.
+
+        Raises:
+            UserError: Shards cannot be read or differ from seq_len or vocab_size, or a mask rate is invalid.
         """
         rates = mask_rates(config.data.mask_rate, config.data.mask_schedule, config.data.mask_shape)
         source = config.data.train or ", ".join(config.data.mixture)
@@ -68,15 +72,12 @@ class RowSpec:
             return cls(length, 1, max_predictions(length, 1, rate), words, labelled=True)
         [phase] = open_phases(dataclasses.replace(config.data, phases={}), only_manifests=True)
         data = phase.mixture.dataset  # all sources of a mixture have rows of one shape
-        if seq_len not in (None, data.seq_len):
-            raise UserError(
-                f"--seq_len is {seq_len}, but the rows of {source} have {data.seq_len} positions; omit --seq_len"
-            )
-        if vocab_size not in (None, data.vocab_size):
-            raise UserError(
-                f"--vocab_size is {vocab_size}, but the vocabulary of {source} has {data.vocab_size} tokens; omit "
-                "--vocab_size"
-            )
+        for flag, given, stored, unit in (
+            ("--seq_len", seq_len, data.seq_len, "positions in a row"),
+            ("--vocab_size", vocab_size, data.vocab_size, "tokens in the vocabulary"),
+        ):
+            if given not in (None, stored):
+                raise UserError(f"{flag} is {given}, but {source} has {stored} {unit}; omit {flag}")
         predictions = batch_predictions(data, rates)
         return cls(data.seq_len, data.pack, predictions, data.vocab_size, data.labelled, phase.mixture.filled)
 
@@ -84,8 +85,10 @@ class RowSpec:
 def with_architecture(config: PretrainConfig, vocab_size: int | None) -> tuple[PretrainConfig, int | None]:
     """Replaces the preset `checkpoint` by the architecture and vocabulary size of init_from or branch_from.
 
-    A recipe with another preset is returned unchanged. Raises UserError if there is no checkpoint, and if its
-    vocabulary does not have vocab_size tokens.
+    A recipe with another preset is returned unchanged.
+
+    Raises:
+        UserError: There is no checkpoint, or its vocabulary does not have vocab_size tokens.
     """
     if config.model.preset != sizes.FROM_CHECKPOINT:
         return config, vocab_size
@@ -97,14 +100,14 @@ def with_architecture(config: PretrainConfig, vocab_size: int | None) -> tuple[P
         )
     options = {item.name for item in dataclasses.fields(ModelOptions)}
     parts = {item.name: getattr(model, item.name) for item in dataclasses.fields(ModelConfig) if item.name in options}
-    preset = ModelOptions().preset  # all of its parts are replaced
+    preset = ModelOptions().preset  # any preset will do, because all of its parts are replaced
     named = dataclasses.replace(config.model, preset=preset, **parts)
     return dataclasses.replace(config, model=named), model.vocab_size
 
 
 @dataclass(frozen=True)
 class AbstractStep:
-    """A recipe's train step on a slice: its model, its static plan and its mesh."""
+    """A recipe's train step on some devices, with abstract arrays."""
 
     config: PretrainConfig
     topology: Topology
@@ -117,7 +120,7 @@ class AbstractStep:
     def of(cls, config: PretrainConfig, topology: Topology, rows: RowSpec) -> "AbstractStep":
         """Builds the step. Raises UserError for a model, mesh, batch or rates that training would refuse, too."""
         model = sizes.model_config(config.model, rows.vocab_size)
-        # The traits of the shards that training would read; without shards, the traits that the configuration needs.
+        # Without shards, assume traits that fit the configuration, so that no check refuses it.
         name = config.data.train or ", ".join(config.data.mixture) or "the shards"
         traits = ShardTraits(
             name, rows.labelled, "span" if getattr(config.objective, "span_boundary", False) else "token"
@@ -126,12 +129,12 @@ class AbstractStep:
         model.encoder.check_rows(rows.seq_len, traits.name)
         if config.distill.teacher:
             raise UserError(
-                "config.distill.teacher is set, but a plan does not count the work of a teacher. Leave it out "
-                "to plan the student alone"
+                "config.distill.teacher is set, but a plan does not count a teacher's work. Leave it out to plan the "
+                "student alone"
             )
         objective = pretraining_objective(config, model, [traits])
         mesh = partitioning.make_mesh(config.mesh, topology.devices)
-        # Devices without a machine do not all report their slice.
+        # Devices that do not exist may not report their slice, so the topology says how many slices there are.
         partitioning.check_slices(mesh.shape[partitioning.DATA], topology.slices, mesh.size)
         partitioning.check_model(model, mesh, shard_optimizer=config.mesh.shard_optimizer)
         partitioning.check_batch(config.batch_size, config.microbatches, mesh)
@@ -155,13 +158,13 @@ class AbstractStep:
         return cls(config, topology, rows, model, plan, mesh)
 
     def state(self) -> Any:
-        """The abstract training state, with a sharding on each leaf."""
+        """Returns the abstract training state. Every leaf has a sharding."""
         init = self.plan.objective.init
         abstract = jax.eval_shape(lambda: initial_state(self.plan, init(self.model, jax.random.key(0))))
         return partitioning.with_shardings(self.mesh, abstract, shard_optimizer=self.config.mesh.shard_optimizer)
 
     def batch(self) -> Batch:
-        """An abstract global batch, with its rows sharded over the devices."""
+        """Returns an abstract global batch, whose rows are sharded over the devices."""
         rows, size = self.rows, self.config.batch_size
         sharding = partitioning.rows_sharding(self.mesh)
 
@@ -180,7 +183,7 @@ class AbstractStep:
         )
 
     def traced(self) -> Any:
-        """The step traced by jax.jit, which has a jaxpr and can be lowered."""
+        """Traces the step by jax.jit. The result has a jaxpr and can be lowered."""
         whole = partitioning.replicated(self.mesh)
         key = jax.eval_shape(lambda: jax.random.key(0))
         fraction = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
@@ -192,7 +195,7 @@ class AbstractStep:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device. Activations include all that a step allocates: residuals, gradients, temporaries, batch."""
+    """Bytes on one device. Activations are everything that a step allocates, such as gradients and the batch."""
 
     parameters: int
     optimizer: int
@@ -209,22 +212,23 @@ class Memory:
 
 
 class Compiled(NamedTuple):
-    """A compiled step; program is None if it exceeds the memory."""
+    """A compiled step."""
 
-    program: programs.Program | None
+    program: programs.Program | None  # None: it exceeds the memory
     memory: Memory
-    flops: programs.Flops  # of the traced step, on all devices
+    flops: programs.Flops  # in the traced step, over all devices
 
 
 def compile_step(step: AbstractStep) -> Compiled:
-    """Compiles the step for the devices of its topology, which takes minutes.
+    """Compiles the step for its devices, which takes minutes.
 
-    Raises UserError if the compiler fails for another reason than memory.
+    Raises:
+        UserError: The compiler fails, but not because the step exceeds the memory.
     """
     traced = step.traced()
     flops = programs.count_flops(traced.jaxpr)
     state, topology = step.state(), step.topology
-    # The state holds parameters and optimizer; the rest of the memory is activations.
+    # The state holds parameters and optimizer. Everything else counts as activations.
     parameters = bytes_per_device(state.params)
     optimizer = bytes_per_device(state) - parameters
     try:
@@ -238,7 +242,7 @@ def compile_step(step: AbstractStep) -> Compiled:
         total, available = exceeded
         return Compiled(None, Memory(parameters, optimizer, total - parameters - optimizer, available), flops)
     used = built.memory_analysis()
-    # Outputs that reuse the memory of donated arguments count once.
+    # The new state reuses the memory of the old one, which is donated, so these bytes are subtracted once.
     total = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
     total += used.temp_size_in_bytes + used.generated_code_size_in_bytes
     memory = Memory(parameters, optimizer, max(total - parameters - optimizer, 0), topology.memory_bytes)
@@ -247,10 +251,10 @@ def compile_step(step: AbstractStep) -> Compiled:
 
 @contextlib.contextmanager
 def _without_cache() -> Iterator[None]:
-    """Turns the cache of compiled programs off: jax would write programs for absent devices, and fail to read them."""
+    """Turns off the cache of compiled programs: jax caches programs for absent devices, but fails to read them."""
     enabled = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # jax otherwise keeps using the cache that it has opened
+    compilation_cache.reset_cache()  # otherwise jax keeps using a cache that is open
     try:
         yield
     finally:
@@ -259,7 +263,7 @@ def _without_cache() -> Iterator[None]:
 
 
 def bytes_per_device(tree: Any) -> int:
-    """The bytes of a tree of arrays, or of shapes with shardings, on one device."""
+    """Returns the bytes that a tree of arrays, or of shapes with shardings, takes on one device."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * int(leaf.dtype.itemsize) for leaf in jax.tree.leaves(tree)
     )
@@ -271,11 +275,12 @@ _EXCEEDED = re.compile(rf"(?:Used|HLO temporaries) \(?{_SIZE}\)? (?:of|exceeds a
 
 
 def parse_out_of_memory(message: str, arguments: int) -> tuple[int, int] | None:
-    """The bytes needed and available if libtpu's message says that memory is exceeded, else None.
+    """Returns the bytes needed and available if libtpu's message says that memory is exceeded, else None.
 
-    One form of the message counts only temporaries, to which the bytes of the step's arguments are added. For GPUs, XLA
-    compiles steps that exceed the memory, too.
+    Args:
+        arguments: Bytes of the step's arguments. One form of the message ("HLO temporaries") does not count them.
     """
+    # Only for TPUs: on GPUs, XLA also compiles steps that exceed the memory.
     if not (match := _EXCEEDED.search(message)):
         return None
     wanted, available = (round(float(match[i]) * _UNITS[match[i + 1]]) for i in (1, 3))

@@ -1,7 +1,7 @@
 """Estimates a run's step time, hours and input rate from its compiled step, and shows them as a document or JSON.
 
-`estimate` compiles and reads the step; `step_time` adds the compiler's cycles on TPUs, and is a roofline elsewhere;
-`run_length` turns the step time into hours; the command prints `document`.
+`estimate` compiles and reads the step. `step_time` adds up the compiler's cycles on TPUs, and is a roofline elsewhere.
+`run_length` turns the step time into hours. The command prints `document`.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from bert_jax.reporting.document import Bar, Bullets, Document, Panel, Panels, S
 from bert_jax.train import metric_accumulator, sharding
 from bert_jax.train.clock import TokenLength
 
-# A Pallas kernel counts at this share of the peak. FlashAttention-2 reaches up to 63% of an A100's peak in the backward
-# and 73% in the forward pass (Dao 2023, section 4.1), and less on short rows.
+# The assumed speed of Pallas kernels, as a share of the peak. FlashAttention-2 reaches at most 63% of an A100's peak in
+# the backward pass and 73% in the forward pass (Dao 2023, section 4.1), and less on short rows.
 PALLAS_EFFICIENCY = 0.5
 CYCLES, ROOFLINE = "cycles", "roofline"
 PALLAS, EXPOSED = "Pallas kernels", "exposed collectives"
@@ -29,11 +29,11 @@ PALLAS, EXPOSED = "Pallas kernels", "exposed collectives"
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step on each device, by part."""
+    """Seconds of one step, by part."""
 
-    basis: str  # CYCLES: the compiler's estimate for each instruction; ROOFLINE: total FLOPs and bytes
+    basis: str  # CYCLES: the compiler's estimates for instructions; ROOFLINE: total FLOPs and bytes
     parts: dict[str, float]
-    at_least: float | None = None  # with a roofline, a bound that no execution of this program beats
+    at_least: float | None = None  # with a roofline: no execution of this program is faster
 
     @property
     def total(self) -> float:
@@ -46,7 +46,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Run:
-    """The whole run: its steps, the rows that they read, and hours; all None if it has no known end."""
+    """Length of a run in steps, rows and hours; all None if its end is unknown."""
 
     steps: int | None
     rows: int | None
@@ -55,7 +55,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The figures to know before paying for devices."""
+    """The figures that a user wants before paying for devices."""
 
     step: AbstractStep
     memory: Memory
@@ -64,11 +64,11 @@ class Estimate:
     time: StepTime | None  # None if the step exceeds the memory
     collectives: list[Collective]
     kernels: list[str]
-    unknown_loops: int = 0  # loops that count as one iteration, because their trip count is unknown
+    unknown_loops: int = 0  # loops with an unknown trip count, which count as one iteration
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization: the model's FLOPs over the devices' peak FLOPs in a step's time."""
+        """Model FLOPs utilization: the model's FLOPs divided by the devices' peak FLOPs in the same time."""
         return None if self.time is None else self._mfu(self.time.total)
 
     def _mfu(self, seconds: float) -> float:
@@ -77,23 +77,22 @@ class Estimate:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Positions a second, padding included."""
+        """Positions per second, padding included."""
         return None if self.time is None else self.step.config.batch_size * self.step.rows.seq_len / self.time.total
 
     @property
     def host_tokens_per_second(self) -> float | None:
-        """Positions a second that each host's input pipeline must deliver, padding included.
-
-        A host loads the rows of its own devices. Devices that split a row's work (mesh.tensor) load it once.
-        """
+        """Positions per second that a host's input pipeline has to deliver, padding included."""
         if self.tokens_per_second is None:
             return None
-        topology, shards = self.step.topology, sharding.row_shards(self.step.mesh)
-        own = max(1.0, shards / topology.hosts)  # shards per host, at least one
+        # A host loads the rows of its own devices, and at least one shard of a batch. Devices that share the work on a
+        # row (mesh.tensor) count as one shard.
+        shards = sharding.row_shards(self.step.mesh)
+        own = max(1.0, shards / self.step.topology.hosts)
         return self.tokens_per_second * own / shards
 
     def as_json(self) -> dict[str, Any]:
-        """The values that --json writes."""
+        """Returns the values that --json writes."""
         step, time = self.step, self.time
         run = run_length(step.config, step.rows, None if time is None else time.total)
         topology, filled = step.topology, step.rows.filled
@@ -138,7 +137,8 @@ class Estimate:
 def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estimate:
     """Compiles a recipe's train step for a topology and reads the program.
 
-    Raises UserError as AbstractStep.of and compile_step do.
+    Raises:
+        UserError: As AbstractStep.of and compile_step do.
     """
     step = AbstractStep.of(config, topology, rows)
     compiled, model = compile_step(step), step.model
@@ -163,7 +163,7 @@ def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estim
 
 
 def collectives(program: Program, topology: Topology) -> list[Collective]:
-    """A program's collectives, and how far the work between their starts and ends hides them."""
+    """Returns a program's collectives, and how much of them is hidden by work between their start and end."""
     chip = topology.chip
 
     def work_seconds(instruction: Instruction) -> float:
@@ -171,43 +171,34 @@ def collectives(program: Program, topology: Topology) -> list[Collective]:
             return (instruction.cycles or 0) / chip.clock
         return programs.bytes_moved(program, instruction) / chip.memory_bandwidth
 
-    return programs.collectives(
-        program,
-        len(topology.devices),
-        topology.slices,
-        transfer_seconds=topology.seconds,
-        work_seconds=work_seconds,
-    )
+    return programs.collectives(program, len(topology.devices), topology.slices, topology.seconds, work_seconds)
 
 
 def pallas_efficiency(chip: Chip | Gpu, head_width: int) -> float:
-    """The share of the peak at which a Pallas kernel counts. Narrow heads leave part of a TPU's units idle."""
+    """Returns the assumed speed of Pallas kernels, as a share of the peak."""
+    # A head that is narrower than a TPU's matrix unit leaves part of the unit idle.
     return PALLAS_EFFICIENCY * (min(1.0, head_width / chip.unit) if isinstance(chip, Chip) else 1.0)
 
 
 def step_time(
     program: Program, topology: Topology, flops: Flops, head_width: int, communication: list[Collective]
 ) -> StepTime:
-    """Adds up the step time.
-
-    Cycles: the sum over instructions. If the compiler gives none (gathers, scatters), an instruction counts by the
-    bytes of its result, written once and read once.
-
-    Roofline: arithmetic as fast as a large matmul, plus memory traffic at full bandwidth, because kernels run one after
-    another and few are bound by both; the larger of the two is the bound.
+    """Adds up the time of a step.
 
     Args:
-      flops: counted on all devices together.
+        flops: FLOPs on all devices together.
     """
     chip, devices = topology.chip, len(topology.devices)
-    # Only communication that no work hides takes time.
-    exposed = [dataclasses.replace(each, bytes=each.bytes - each.overlapped_bytes) for each in communication]
+    # Communication takes time only if no work hides it.
+    exposed = [dataclasses.replace(item, bytes=item.bytes - item.overlapped_bytes) for item in communication]
     ends = {
         PALLAS: flops.pallas / devices / (chip.peak_flops * pallas_efficiency(chip, head_width)),
         EXPOSED: sum(map(topology.seconds, exposed), 0.0),
     }
     cycles = sum(times * (instruction.cycles or 0) for instruction, times in program.runs())
     if isinstance(chip, Chip) and cycles:
+        # The compiler estimates no cycles for gathers and scatters. They count by bytes: the result is written once and
+        # read once.
         unpriced = sum(
             times * 2 * instruction.bytes
             for instruction, times in program.runs()
@@ -217,7 +208,10 @@ def step_time(
         )
         parts = {"compiler's cycles": cycles / chip.clock, "gathers and scatters": unpriced / chip.memory_bandwidth}
         basis, at_least = CYCLES, None
-    else:  # GPUs, and programs without cycles
+    else:
+        # GPUs, and programs without cycles: arithmetic as fast as a large matmul, plus memory traffic at full
+        # bandwidth. Both are added, because kernels run one after another, and few are bound by both. The larger one is
+        # a bound.
         speed = chip.peak_flops * (chip.matmul_efficiency if isinstance(chip, Gpu) else 1.0)
         moved = sum(times * programs.bytes_moved(program, instruction) for instruction, times in program.runs())
         traffic = moved / chip.memory_bandwidth
@@ -227,9 +221,10 @@ def step_time(
 
 
 def run_length(config: PretrainConfig, rows: RowSpec, step_seconds: float | None) -> Run:
-    """Counts a run's steps, rows and hours. A step takes step_seconds for batch_size rows, and longer for more rows.
+    """Counts a run's steps, rows and hours. With data.phases, only the first phase counts, whose rows were planned.
 
-    With data.phases, only the first phase counts, whose rows were planned.
+    Args:
+        step_seconds: Time of a step with batch_size rows. Time is proportional to rows.
     """
     schedule = batch_schedule(config.batch_schedule, config.batch_size)
     segments = batch_segments(schedule, [0])[0]
@@ -237,10 +232,10 @@ def run_length(config: PretrainConfig, rows: RowSpec, step_seconds: float | None
     def rows_before(step: int) -> int:
         return sum(segment.rows * segment.steps_before(step) for segment in segments)
 
-    # The shortest of these limits ends the run: steps or tokens, the first phase, and minutes.
+    # The run ends at the first of these limits: steps or tokens, the first phase's end, and minutes.
     steps: int | None = config.steps or None
     if config.tokens:
-        per_row = rows.seq_len * (rows.filled or 1.0)  # without shards, rows count as full
+        per_row = rows.seq_len * (rows.filled or 1.0)  # without shards, rows are assumed to be full
         steps = TokenLength(config.tokens, lambda step: rows_before(step) * per_row).steps
     if config.data.phases:
         end = min(later_phases(config.data))
@@ -256,7 +251,7 @@ def run_length(config: PretrainConfig, rows: RowSpec, step_seconds: float | None
 
 
 def notes(plan: Estimate) -> list[str]:
-    """Says how the figures were obtained."""
+    """Explains how the figures were obtained."""
     step, time = plan.step, plan.time
     topology, config, lines = step.topology, step.config, []
     chip = topology.chip
@@ -267,8 +262,8 @@ def notes(plan: Estimate) -> list[str]:
         )
     if time is not None and time.basis == CYCLES:
         lines.append(
-            "The time is the sum of the cycles that the compiler estimates for each instruction, with loop bodies "
-            "counted as often as they run."
+            "The time is the sum of the compiler's cycle estimates for all instructions, with loop bodies counted as "
+            "often as they run."
         )
     elif time is not None:
         lines.append(
@@ -316,7 +311,7 @@ def notes(plan: Estimate) -> list[str]:
 
 
 def document(plan: Estimate) -> Document:
-    """Headline figures, the run, memory, time, collectives, and how the figures were obtained."""
+    """Returns the report that the command prints."""
     step, memory, time, model = plan.step, plan.memory, plan.time, plan.step.model
     topology = step.topology
     verdict = f"{gib(memory.total)} of {gib(memory.available)} per device"
@@ -358,7 +353,7 @@ def document(plan: Estimate) -> Document:
 
 
 def _run_figures(plan: Estimate, step_seconds: float) -> list[tuple[str, str]]:
-    """The figures by which a user decides, by name."""
+    """Returns the figures by which a user decides: names and texts."""
     step = plan.step
     run = run_length(step.config, step.rows, step_seconds)
 
@@ -366,7 +361,7 @@ def _run_figures(plan: Estimate, step_seconds: float) -> list[tuple[str, str]]:
         return f"{value:,.1f}" if value >= 10 else f"{value:.2g}"
 
     def tokens(positions: int | float | None) -> str:
-        """A number of positions, and if the shards say it, how many hold a token."""
+        """Formats a number of positions and, if the manifest tells it, how many hold a token."""
         positions, filled = positions or 0.0, step.rows.filled
         return f"{positions:,.0f}" + ("" if filled is None else f", {positions * filled:,.0f} without padding")
 
@@ -386,19 +381,19 @@ def _collectives_table(plan: Estimate) -> Table:
     group = "slices" if topology.sides else "hosts"
     rows = [
         [
-            f"{each.kind} of {each.group}" + (f" over {each.slices} {group}" if each.slices > 1 else ""),
-            f"{each.count:,.0f}",
-            f"{each.bytes / 1e6:,.1f}",
-            f"{topology.seconds(each) * 1e3:,.2f}",
-            f"{each.overlapped_bytes / each.bytes:.0%}" if each.bytes else "",
+            f"{item.kind} of {item.group}" + (f" over {item.slices} {group}" if item.slices > 1 else ""),
+            f"{item.count:,.0f}",
+            f"{item.bytes / 1e6:,.1f}",
+            f"{topology.seconds(item) * 1e3:,.2f}",
+            f"{item.overlapped_bytes / item.bytes:.0%}" if item.bytes else "",
         ]
-        for each in plan.collectives
+        for item in plan.collectives
     ]
     return Table(["", "count", "MB per device", "ms", "overlapped"], [rows])
 
 
 def _bars(values: dict[str, tuple[int | float, str]]) -> Panels:
-    """A bar for each value, with its text; the largest one fills the width."""
+    """Draws a bar per value. The largest one fills the width."""
     longest = max(value for value, _ in values.values())
     return Panels([Panel("", "", [Bar(name, value / longest, text) for name, (value, text) in values.items()])])
 

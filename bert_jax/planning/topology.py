@@ -1,6 +1,6 @@
-"""Devices by name, such as v5e:16x16, v5litepod-64 or h100:8, for which programs are compiled but not run.
+"""Names of devices, such as v5e:16x16, v5litepod-64 or h100:8, for which programs are compiled but not run.
 
-`CHIPS` and `GPUS` hold published figures, `parse` turns a name into them, and `open_topology` asks the compiler for the
+`CHIPS` and `GPUS` hold published figures, and `parse` looks them up by name. `open_topology` asks the compiler for the
 devices: libtpu for TPUs, jax's CUDA plugin for GPUs. Neither needs a device.
 """
 
@@ -23,12 +23,11 @@ EXAMPLES = "v5litepod-64, v5e:8x8, v4-64, v5p:4x4x4, v6e-256, tpu7x:2x2x2, h100:
 
 @dataclass(frozen=True)
 class Chip:
-    """One TPU device as libtpu compiles for it: a chip, or one of two cores of a tpu7x chip with half its resources.
+    """A TPU device as libtpu compiles for it: a chip, or one of the two cores of a tpu7x chip.
 
     Peak FLOP/s and memory bandwidth are from docs.cloud.google.com/tpu/docs, the page of each version. Link and network
     bandwidths are bytes per second in one direction, from Austin et al. 2025, "How to Scale Your Model", part 2
-    (jax-ml.github.io/scaling-book); for tpu7x, the network is the 100 Gbit/s of its page. The clock follows from peak
-    and matrix units: a unit of n x n performs n * n multiply-adds per cycle.
+    (jax-ml.github.io/scaling-book). The network of tpu7x is the 100 Gbit/s of its page.
     """
 
     name: str
@@ -39,7 +38,7 @@ class Chip:
     memory_bandwidth: float
     link_bandwidth: float  # of one link in one direction
     network_bandwidth: float  # to other slices
-    wraparound_from: int  # chips along an axis whose ends are linked; see wraps_around
+    wraparound_from: int  # chips along an axis; see wraps_around
     dimensions: int  # axes of a slice
     largest: int  # chips in the largest slice
     cores: int = 1  # devices per chip
@@ -49,14 +48,13 @@ class Chip:
     @property
     def clock(self) -> float:
         """Cycles per second."""
+        # A unit of n x n performs n * n multiply-adds per cycle, which are two FLOPs each.
         return self.peak_flops / (2 * self.unit**2 * self.units)
 
     def wraps_around(self, sides: tuple[int, ...]) -> tuple[bool, ...]:
-        """Whether the ends of a slice's axes are linked, which makes them rings instead of lines.
-
-        On v5e and v6e, axes that are 16 chips long wrap around. On other kinds, all axes wrap around if they are all
-        multiples of 4 (docs.cloud.google.com/tpu/docs/v4).
-        """
+        """Returns whether the ends of every axis are linked, so that the axis is a ring instead of a line."""
+        # On v5e and v6e, an axis of 16 chips wraps around. On other kinds, all axes wrap around if all are multiples of
+        # 4 (docs.cloud.google.com/tpu/docs/v4).
         if self.dimensions == 3:
             return (all(side % self.wraparound_from == 0 for side in sides),) * len(sides)
         return tuple(side == self.wraparound_from for side in sides)
@@ -76,10 +74,10 @@ CHIPS = {
     )
 }
 
-# Kinds by the names that clouds use (docs.cloud.google.com/tpu/docs, "Accelerator type" of each version).
+# Other names of kinds in clouds (docs.cloud.google.com/tpu/docs, "Accelerator type" of each version).
 ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v6litepod": "v6e", "v7x": "tpu7x"}
-# The shapes of slices that clouds name by size. Names count chips for v5e and v6e, and TensorCores, two in each
-# chip, for v4, v5p and tpu7x.
+# The shapes of slices that clouds name by size. Sizes count chips for v5e and v6e, and TensorCores, of which a chip has
+# two, for v4, v5p and tpu7x. Here, keys are chips.
 SHAPES = {
     2: {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"},
     3: {
@@ -94,14 +92,14 @@ HOST_CHIPS, SMALL_SLICE = 4, 8
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU in a server of eight (SXM modules). Bandwidths are bytes per second, links in one direction.
+    """An NVIDIA GPU in a server of eight (SXM modules). Bandwidths are bytes per second, for links in one direction.
 
     The compiler's figures (multiprocessors, caches, memory, bandwidth) are from openxla/xla,
-    xla/backends/gpu/target_config/specs. Peak FLOP/s without sparsity and NVLink are from NVIDIA's data sheets for
-    A100, H100, H200 and HGX B200, the network from the sheets for DGX systems: a ConnectX adapter for each GPU. The
-    matmul efficiency is the fastest bfloat16 matmul measured, as a share of the peak: 271.2 of 312 TFLOP/s on A100,
+    xla/backends/gpu/target_config/specs. Peak FLOP/s (without sparsity) and NVLink are from NVIDIA's data sheets for
+    A100, H100, H200 and HGX B200. The network is from the sheets for DGX systems, with one ConnectX adapter per GPU.
+    The matmul efficiency is the fastest measured bfloat16 matmul, as a share of the peak: 271.2 of 312 TFLOP/s on A100,
     794.5 of 989 on H100 (S. Bekman, "Machine Learning Engineering", Maximum Achievable Matmul FLOPS). H200 and B200
-    take H100's.
+    use H100's.
     """
 
     name: str
@@ -126,7 +124,7 @@ class Gpu:
 
     @property
     def target(self) -> str:
-        """The GPU as XLA's compiler knows it: the text of a protocol buffer, GpuTargetConfigProto."""
+        """Describes the GPU to XLA's compiler, as the text of a GpuTargetConfigProto."""
         extension = "NONE" if self.capability == 8 else "ACCELERATED_FEATURES"
         return (
             "gpu_device_info { threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048 "
@@ -160,19 +158,19 @@ _H200 = dataclasses.replace(
 )
 GPUS = {gpu.name: gpu for gpu in (_A100, _H100, _H200, _B200)}
 LARGEST_HOST = 8  # GPUs with NVLink between them
-PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")  # of the extras gpu and gpu12
+PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")  # in the extras gpu and gpu12
 
-# The share of the links' bandwidth that a ring of GPUs reaches, by XLA's model of collectives
+# The share of the links' bandwidth that a ring of GPUs reaches, according to XLA's model of collectives
 # (xla/service/gpu/model/gpu_collective_performance_model.cc, kRingAlgorithmDiscountFactor).
 RING_EFFICIENCY = 0.92
 
-# jax gives a program this share of a GPU's memory unless XLA_CLIENT_MEM_FRACTION, or its older name, says otherwise
+# jax gives a program this share of a GPU's memory, unless the first variable, or its older name, sets another share
 # (docs.jax.dev, "GPU memory allocation").
 MEMORY_FRACTION = 0.75
 MEMORY_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
-# libtpu queries a TPU machine's metadata server for its name and neighbours, and waits for an answer on other machines;
-# it logs while it compiles; and it allows only one process at a time, to protect real chips.
+# Otherwise, libtpu would wait for the metadata server of a TPU machine, log while it compiles, and allow only one
+# process at a time, to protect real chips.
 LIBTPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -183,14 +181,14 @@ LIBTPU_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Topology:
-    """Devices of one kind that a program is compiled for."""
+    """The devices of one kind for which a program is compiled."""
 
     name: str
     chip: Chip | Gpu
     devices: tuple[Any, ...]  # slice by slice, or host by host
     sides: tuple[int, ...] = ()  # chips along each axis of a TPU slice; GPUs have none
-    slices: int = 1  # TPU slices, or hosts of GPUs: groups of devices with a slower network between them
-    memory_fraction: float = 1.0  # the share of a device's memory that a program can use
+    slices: int = 1  # TPU slices, or hosts of GPUs; the network between them is slower than the links within
+    memory_fraction: float = 1.0  # share of a device's memory that a program can use
 
     @property
     def title(self) -> str:
@@ -199,7 +197,7 @@ class Topology:
 
     @property
     def platform(self) -> str:
-        """The platform that programs are compiled for, as jax.default_backend() names it."""
+        """The platform's name in jax.default_backend()."""
         return self.chip.platform
 
     @property
@@ -209,12 +207,12 @@ class Topology:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of a device that a program can use."""
+        """The bytes on a device that a program can use."""
         return int(self.memory_fraction * self.chip.memory_bytes)
 
     @property
     def hosts(self) -> int:
-        """Machines that feed the devices: GPU hosts, or the virtual machines of TPU slices."""
+        """The number of machines that feed the devices: GPU hosts, or virtual machines with TPUs."""
         if not self.sides:
             return self.slices
         chips = math.prod(self.sides)
@@ -223,32 +221,27 @@ class Topology:
 
     @property
     def compiler_options(self) -> dict[str, Any] | None:
-        """Options for compiling without a device, in addition to the options of training.
-
-        On GPUs nothing can be timed: no autotuning, and no Triton matmuls, which fail to compile untuned for some
-        shapes.
-        """
+        """Options for compiling without a device, in addition to the options of training."""
+        # Autotuning needs a GPU to time kernels. Without it, Triton matmuls fail to compile for some shapes.
         return None if self.sides else {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
     def seconds(self, collective: Collective) -> float:
-        """A collective's time in a ring over the links, or over the network between slices or hosts."""
+        """Returns a collective's time in a ring over the links, or over the network between slices or hosts."""
         chip = self.chip
         if isinstance(chip, Chip):
             within = chip.link_bandwidth * self.links(collective.group)
             return collective.ring_seconds(chip.network_bandwidth if collective.slices > 1 else within)
         bandwidth = chip.link_bandwidth
-        if collective.slices > 1:  # the ring passes each host through the adapters of its own GPUs there
+        if collective.slices > 1:  # the ring leaves a host through the network adapters of its own GPUs there
             bandwidth = min(bandwidth, max(collective.group / collective.slices, 1) * chip.network_bandwidth)
         return collective.ring_seconds(RING_EFFICIENCY * bandwidth)
 
     def links(self, group: int) -> float:
-        """How many of a TPU device's links a group of devices can use at once.
-
-        The group spans as few axes as hold it. An axis that wraps around gives two links; a line gives
-        one, since its last device receives from one side only. The devices of one chip share the chip's links.
-        """
+        """Returns how many of a TPU device's links a group of devices can use at the same time."""
         assert isinstance(self.chip, Chip)
-        # Longest axes first; each divides the chips that are left.
+        # The group spans as few axes as possible: the longest one comes first, and divides the chips that are left. A
+        # ring gives two links, a line only one, because its last device receives from one side. The devices on a chip
+        # share its links.
         left, links = math.ceil(group / self.chip.cores), 0
         for side, wraps in sorted(zip(self.sides, self.chip.wraps_around(self.sides), strict=True), reverse=True):
             if side > 1 and left > 1:
@@ -258,11 +251,14 @@ class Topology:
 
 
 def open_topology(name: str, slices: int = 1) -> Topology:
-    """Opens so many TPU slices, or the GPUs that a name describes, for their compiler.
+    """Opens the devices with a name for their compiler.
+
+    Args:
+        slices: The number of TPU slices.
 
     Raises:
-      UserError: for an unknown name, for devices that the compiler does not know, if the compiler is not installed, and
-        for an invalid share of memory in the environment.
+        UserError: The name is unknown, the compiler does not know the devices or is not installed, or the environment
+            sets an invalid share of memory.
     """
     described = parse(name, slices)
     options: dict[str, Any] = {}
@@ -285,11 +281,11 @@ def open_topology(name: str, slices: int = 1) -> Topology:
                 f"jax's CUDA plugin, which compiles for GPUs, is not installed; run {install_hint('gpu12')}, with gpu "
                 "in place of gpu12 for CUDA 13 (no GPU needed)"
             )
-        compiler, names = "jax's CUDA plugin", ("", "cuda")  # the description of the GPU replaces its name
+        compiler, names = "jax's CUDA plugin", ("", "cuda")  # target_config describes the GPU instead of a name
         options["target_config"] = described.chip.target
-        # Slices x hosts of a slice x GPUs of a host.
+        # Slices x hosts in a slice x GPUs in a host. Hosts count as slices, because NVLink does not connect them.
         options["topology"] = f"{described.slices}x1x{len(described.devices) // described.slices}"
-    # Imported here because the import is slow, loads the plugin's libraries, and makes libtpu write to standard error.
+    # Imported only now, because the import is slow, loads the plugin's libraries, and makes libtpu write to stderr.
     from jax.experimental import topologies
 
     try:
@@ -300,9 +296,14 @@ def open_topology(name: str, slices: int = 1) -> Topology:
 
 
 def parse(name: str, slices: int = 1) -> Topology:
-    """Parses a name into a topology without devices. Raises UserError for any other name.
+    """Parses a name into a topology without devices.
 
-    TPUs are KIND:AxB or KIND:AxBxC in chips, or KIND-SIZE as clouds name them. GPUs are KIND, KIND:N, or KIND:NxHOSTS.
+    Args:
+        name: For TPUs, KIND:AxB or KIND:AxBxC in chips, or KIND-SIZE as in clouds, such as v5e:4x8 or v5litepod-32. For
+            GPUs, KIND, KIND:N or KIND:NxHOSTS, such as h100:8x4.
+
+    Raises:
+        UserError: The name is unknown.
     """
 
     def unknown(reason: str) -> UserError:
@@ -325,13 +326,13 @@ def parse(name: str, slices: int = 1) -> Topology:
     if match is None or kind not in CHIPS:
         raise unknown(f"use KIND:AxB, KIND-SIZE or KIND:N with KIND one of {', '.join([*CHIPS, *GPUS])}")
     chip, shape = CHIPS[kind], match[2]
-    if not shape:  # the slice is named by its size
+    if not shape:  # KIND-SIZE
         shapes = {
             chips * chip.named_cores: shape for chips, shape in SHAPES[chip.dimensions].items() if chips <= chip.largest
         }
         if int(match[3]) not in shapes:
             sizes = ", ".join(map(str, shapes))
-            counted = "TensorCores, 2 in each chip" if chip.named_cores > 1 else "chips"
+            counted = "TensorCores, 2 per chip" if chip.named_cores > 1 else "chips"
             raise unknown(f"sizes of {kind} count {counted}: {sizes}; or write the shape, as in {kind}:AxB")
         shape = shapes[int(match[3])]
     sides = tuple(int(side) for side in shape.split("x"))
@@ -343,7 +344,7 @@ def parse(name: str, slices: int = 1) -> Topology:
 
 
 def _memory_fraction() -> float:
-    """The share of a GPU's memory that jax would give a program in this environment."""
+    """Returns the share of a GPU's memory that jax gives a program in this environment."""
     for variable in MEMORY_VARIABLES:
         if value := os.environ.get(variable):
             try:

@@ -14,7 +14,7 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.heads.config import Heads, SpanHeads
 from bert_jax.tasks.prediction import predict
 
-SCRIPT = Path(__file__).parent.parent / "tools" / "run_pipelines.py"
+SCRIPT = Path(__file__).parent.parent / "tools" / "peers.py"
 SENTENCES = ["the cat sat on a mat .", "un unwantable dog", "river.river a"]
 PAIRS = [("the cat sat", "a dog sat on the mat"), ("river", "."), ("a", "the dog dogs")]
 HEADS = {
@@ -50,7 +50,9 @@ def test_transformers_predicts_the_same_with_every_export(peer_python: str, tmp_
         (tmp_path / f"{name}.json").write_text(json.dumps(inputs))
         arguments += [str(tmp_path / name), str(tmp_path / f"{name}.json")]
         ours[name] = predict(tmp_path / name, inputs, all_scores=True)
-    done = subprocess.run([peer_python, str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [peer_python, str(SCRIPT), "predict", *arguments], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     theirs = dict(zip(INPUTS, lines, strict=True))

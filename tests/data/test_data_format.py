@@ -10,7 +10,7 @@ import data_format_reader as reader
 import numpy as np
 import pytest
 import tokenizer_kinds
-import unspaced_text
+from tokenizer_kinds import unspaced_documents
 
 from bert_jax.data.example import Rows
 from bert_jax.data.loader import EVALUATION_SEED, DatasetLoader
@@ -67,7 +67,7 @@ def output(request: pytest.FixtureRequest, sample_text: Path, vocab_dir: Path, t
     folder, tokenizer = tmp_path_factory.mktemp("format"), vocab_dir
     content = sample_text.read_text(encoding="utf-8").replace(" of ", "\tof ")  # byte-level BPE has tokens of tabs
     if request.param.startswith("unspaced"):
-        content = "\n\n".join(unspaced_text.documents(30))
+        content = "\n\n".join(unspaced_documents(30))
     if kind := TOKENIZERS.get(request.param):
         tokenizer = folder / "tokenizer"
         tokenizer_kinds.make(kind, content.split("\n"), tokenizer)

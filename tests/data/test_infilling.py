@@ -28,7 +28,7 @@ from masking_reference import (
     combine,
     mix,
     neighbours,
-    order_of,
+    order_hash,
     pack_rows,
     random_rows,
     sequences,
@@ -70,7 +70,7 @@ def spans_of(sequence: Sequence, rule: MaskingRule, seed: int, epoch: int) -> tu
     """The positions of each span, and the positions before which an empty span is."""
     words = words_of(sequence, "word")
     order_state, length_state = (combine(stream, seed, epoch, sequence.key) for stream in (1, 4))
-    order = sorted(range(len(words)), key=lambda word: (order_of(order_state, words[word][0]), word))
+    order = sorted(range(len(words)), key=lambda word: (order_hash(order_state, words[word][0]), word))
     left = max(1, round(rule.rate * len(sequence.ids)))
     spans: list[list[int]] = []
     empty: set[int] = set()

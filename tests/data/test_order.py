@@ -146,10 +146,10 @@ def test_windows_hold_the_rows_that_their_numbers_read(order):
             held = rows_of(window)
             assert len(held) == window.rows
             numbers = number + lanes * np.arange(window.rows)
-            where = order.locate(numbers)
-            assert (where.window == window.first).all()
-            assert sorted(where.row.tolist()) == list(range(window.rows))
-            np.testing.assert_array_equal(np.array(held)[where.row], order.row_numbers(numbers))
+            first, place = order.locate(numbers)
+            assert (first == window.first).all()
+            assert sorted(place.tolist()) == list(range(window.rows))
+            np.testing.assert_array_equal(np.array(held)[place], order.row_numbers(numbers))
             number = window.next
             assert number == window.first + lanes * window.rows
 
@@ -217,7 +217,7 @@ def test_windows_take_the_memory_that_they_may(rows, cache_bytes, lanes):
 
 
 def test_what_cannot_be_shuffled_is_refused():
-    with pytest.raises(UserError, match="wiki has 100 rows, fewer than the 256 lanes in which") as few:
+    with pytest.raises(UserError, match="wiki has 100 rows, but batches of this size are streamed in 256 lanes") as few:
         window_sizes(100, 256, 269, 1e9, "wiki")
     with pytest.raises(UserError, match=r"data\.cache_bytes=1e\+06 is too small to shuffle wiki: in each of") as small:
         window_sizes(10**9, 256, 269, 1e6, "wiki", share=0.5)

@@ -36,16 +36,16 @@ def test_one_size_and_one_data_set_are_one_segment():
 
 
 @pytest.mark.parametrize(
-    ("read", "schedule", "said"),
+    ("schedule", "said"),
     [
-        (batch_schedule, {5: 256}, r"batch_schedule is \{5: 256\}. Its steps must begin at 0, such as \{0: 256"),
-        (batch_schedule, {0: 256, 9: 0}, r"batch_size is 0 in batch_schedule\. Use at least one row"),
-        (batch_schedule, {}, "batch_size is 0. Use at least one row"),
+        ({5: 256}, r"batch_schedule is \{5: 256\}. Its steps must begin at 0, such as \{0: 256"),
+        ({0: 256, 9: 0}, r"batch_size is 0 in batch_schedule\. Use at least one row"),
+        ({}, "batch_size is 0. Use at least one row"),
     ],
 )
-def test_an_invalid_schedule_is_refused_with_an_example(read, schedule, said):
+def test_an_invalid_schedule_is_refused_with_an_example(schedule, said):
     with pytest.raises(UserError, match=said):
-        read(schedule, 0)
+        batch_schedule(schedule, 0)
 
 
 def test_steps_may_come_from_json_and_in_any_order():

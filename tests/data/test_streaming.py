@@ -13,8 +13,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from dying_loader import assert_equal_after_kills
-from streamed_outputs import EmulatedStore, assert_rows_equal, edited, many_rows, picked, served, texts
+from streamed_outputs import (
+    EmulatedStore,
+    assert_equal_after_kills,
+    assert_rows_equal,
+    edited,
+    many_rows,
+    picked,
+    served,
+    texts,
+)
 from tiny_runs import RECIPE, TINY
 
 from bert_jax.commands import build_examples, pretrain
@@ -203,7 +211,7 @@ def test_windows_are_read_before_their_rows_are_needed(output, monkeypatch):
     batches = np.arange(dataset.rows // 48 * 48).reshape(-1, 48)
     with contextlib.closing(WindowCache(order, dataset)) as cache:
         cache.read(batches[0])
-        firsts = set(order.locate(batches[0]).window.tolist())
+        firsts = set(order.locate(batches[0])[0].tolist())
         held = firsts | {order.window(first).next for first in firsts}
         windows = [order.window(first) for first in held]
         begins = np.concatenate([window.begins for window in windows]).tolist()
@@ -211,10 +219,10 @@ def test_windows_are_read_before_their_rows_are_needed(output, monkeypatch):
         for _ in (piece for begin, count in zip(begins, counts, strict=True) for piece in dataset.pieces(begin, count)):
             assert came.acquire(timeout=60)
         answers = False
-        ready = [held.issuperset(order.locate(batch).window.tolist()) for batch in batches].index(False)
+        ready = [held.issuperset(order.locate(batch)[0].tolist()) for batch in batches].index(False)
         for batch in batches[:ready]:
             cache.read(batch)
-        assert firsts.isdisjoint(order.locate(batches[ready - 1]).window.tolist())  # all lanes are in the second window
+        assert firsts.isdisjoint(order.locate(batches[ready - 1])[0].tolist())  # all lanes are in the second window
         with pytest.raises(UserError, match="the store does not answer"):
             cache.read(batches[ready])
 
@@ -261,7 +269,11 @@ def test_what_cannot_be_streamed_is_refused_in_one_line(output, other_output, sh
         (r"data\.cache_bytes is -1\.0\. Use a number of bytes", DEFAULT, {"train": output, "cache_bytes": -1.0}),
         (r"data\.cache_bytes is inf\. Use a number of bytes", DEFAULT, {"train": output, "cache_bytes": float("inf")}),
         (r"data\.cache_bytes=300000 is too small to shuffle .*news", DEFAULT, {"mixture": mixed}),
-        (r"has \d+ rows, fewer than the 251 lanes", {0: 251}, {"train": shards_dir, "cache_bytes": 1e9}),
+        (
+            r"has \d+ rows, but batches of this size are streamed in 251 lanes",
+            {0: 251},
+            {"train": shards_dir, "cache_bytes": 1e9},
+        ),
         (r"no manifest\.json in", DEFAULT, {"train": tmp_path}),
         (
             "nowhere/manifest.json does not exist",

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hub_server import HubHandler, serving
+from store_emulators import HubHandler, serving
 
 from bert_jax.data.shards import open_dataset
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tokenizer_kinds
 import tokenizers
-import unspaced_text
+from tokenizer_kinds import unspaced_documents
 
 from bert_jax.errors import UserError
 from bert_jax.tokenization import tokenizer
@@ -39,7 +39,7 @@ def ids_of_documents(ours: tokenizer.Tokenizer, documents: list[str], newlines: 
 @pytest.fixture(scope="module")
 def made(sample_text: Path, tmp_path_factory):
     """A tokenizer by kind, with the encoding of the library."""
-    lines = [*sample_text.read_text(encoding="utf-8").split("\n"), *unspaced_text.documents(12), *CODE]
+    lines = [*sample_text.read_text(encoding="utf-8").split("\n"), *unspaced_documents(12), *CODE]
     held = {}
 
     def make(kind: str) -> tuple[tokenizer.Tokenizer, tokenizer_kinds.Encode]:
@@ -85,7 +85,7 @@ def test_kept_lines_have_the_ids_of_the_library(made, kind: str, sample_text: Pa
     running = sample_text.read_text(encoding="utf-8").split("\n\n")
     odd = [text for text in tokenizer_kinds.random_texts(3, 150) if not text.isspace() and text]
     lines = ["\n".join(odd[start : start + 3]) for start in range(0, len(odd), 3)]
-    documents = [*CODE, *small, *running, *unspaced_text.documents(6), *lines]
+    documents = [*CODE, *small, *running, *unspaced_documents(6), *lines]
     assert ids_of_documents(ours, documents, "keep") == library(documents)
 
 
@@ -102,7 +102,7 @@ def test_kept_pieces_are_the_sentences_with_the_white_space_before_them() -> Non
     assert kept_pieces("a = 1\n\n  b = 2. Then c\n") == ["a = 1", "\n\n  b = 2.", " Then c\n"]
     assert kept_pieces("你好。再见。") == ["你好。", "再见。"]
     assert kept_pieces("「你好。」「再见。」") == ["「你好。」「再见。」"]
-    for document in [*CODE, *unspaced_text.documents(6)]:
+    for document in [*CODE, *unspaced_documents(6)]:
         assert "".join(kept_pieces(document)) == document
     draw = random.Random(0)
     for _ in range(200):
@@ -135,7 +135,7 @@ def test_sentences_follow_each_other_without_a_space_where_the_text_does(documen
 def test_ids_of_unspaced_text_decode_to_it_without_a_space_between_sentences(made, kind: str) -> None:
     """SentencePiece drops the space before a text, and normalizes some punctuation."""
     ours, _ = made(kind)
-    for document in unspaced_text.documents(9):
+    for document in unspaced_documents(9):
         [ids] = ids_of_documents(ours, [document], "join")
         wanted = document.replace("\n", "")
         if kind in ("unigram", "unigram_bytes", "sentencepiece_bpe"):

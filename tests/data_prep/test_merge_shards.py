@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizer_kinds
-import unspaced_text
 from building import ROOT, contents
+from tokenizer_kinds import unspaced_documents
 
 from bert_jax.commands import inspect_shards
 from bert_jax.commands.merge_shards import folders, main
@@ -366,7 +366,7 @@ def test_parts_with_and_without_unspaced_scripts_are_merged(text, tmp_path):
     tokenizer_kinds.make("bpe", english.split("\n"), tmp_path / "words")
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "file0.txt").write_text(english)
-    (tmp_path / "text" / "file1.txt").write_text("\n\n".join(unspaced_text.documents(30)), encoding="utf-8")
+    (tmp_path / "text" / "file1.txt").write_text("\n\n".join(unspaced_documents(30)), encoding="utf-8")
     given = {"mask_unit": "word", "masking": "static"}
     for number in range(2):
         build(options(tmp_path / "text", tmp_path / "words", tmp_path / f"part{number}", f"{number}/2", **given))

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-import unspaced_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizer_kinds import CHINESE, THAI
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from bert_jax.commands import train_tokenizer
@@ -199,11 +199,11 @@ def test_a_smaller_vocabulary_than_requested_is_written_and_reported(tmp_path, c
 @pytest.mark.parametrize("alpha", [None, 0.5])
 def test_phrases_too_long_for_wordpiece_are_reported(tmp_path, capsys, alpha):
     """A phrase of 124 characters is [UNK]; of Chinese, Python code and addresses, the parts are words."""
-    phrase = "".join(unspaced_text.THAI[:4])
+    phrase = "".join(THAI[:4])
     assert len(phrase) > 100
     texts = {
         "khmer": f"{phrase}\n\n" * 2 + "ครู\n\n",
-        "short": f"{unspaced_text.THAI[0]}\n\n" + "".join(unspaced_text.CHINESE) * 3,
+        "short": f"{THAI[0]}\n\n" + "".join(CHINESE) * 3,
         "code": "see https://example.org/" + "a/b_c.d-e" * 30 + " and others",
     }
     for name, text in texts.items():

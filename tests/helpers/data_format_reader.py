@@ -169,13 +169,8 @@ def _insides(library: dict[str, Any], sentence_piece: bool) -> set[int]:
 
 def _row(columns: dict[str, Any]) -> Row:
     row, start = Row(columns["input_ids"], []), 0
-    for length, first, label, key in zip(
-        columns["sequence_lengths"],
-        columns["first_segment_lengths"],
-        columns["next_sentence_labels"],
-        columns["sequence_keys"],
-        strict=True,
-    ):
+    names = ("sequence_lengths", "first_segment_lengths", "next_sentence_labels", "sequence_keys")
+    for length, first, label, key in zip(*(columns[name] for name in names), strict=True):
         if length:
             row.sequences.append(Sequence(start, length, first, label, key))
             start += length
@@ -300,7 +295,7 @@ def mix(x: int) -> int:
 def combine(*numbers: int) -> int:
     state = 0
     for number in numbers:
-        state = mix(((state + GOLDEN) % WORD) ^ number)
+        state = mix(((state + GOLDEN) % WORD) ^ number % WORD)
     return state
 
 

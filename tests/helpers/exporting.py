@@ -1,4 +1,4 @@
-"""Compares exports with transformers, which tests/tools/check_export.py runs in a separate environment."""
+"""Compares exports with transformers, which tests/tools/peers.py runs in a separate environment."""
 
 import json
 import subprocess
@@ -26,12 +26,12 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.model.transformer import gather_positions
 from bert_jax.tasks.rows import TaskBatch
 
-SCRIPT = Path(__file__).parent.parent / "tools" / "check_export.py"
+SCRIPT = Path(__file__).parent.parent / "tools" / "peers.py"
 TEXT = "The cat sat on a mat, unwantable dogs."
 
 
 def our_outputs(loaded: LoadedModel, length: int = 24) -> dict[str, np.ndarray]:
-    """Returns the outputs for three random rows of different lengths, by the names of tests/tools/check_export.py.
+    """Returns the outputs for three random rows of different lengths, by the names of tests/tools/peers.py.
 
     For a multiple-choice model the rows are the choices of one question.
     """
@@ -88,7 +88,7 @@ def assert_transformers_agrees(
         outputs = folder.parent / f"{folder.name}-{index}.npz"
         np.savez(outputs, text=np.array(TEXT), **our_outputs(loaded))
         arguments += [str(folder), str(outputs)]
-    done = subprocess.run([peer_python, str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([peer_python, str(SCRIPT), "export", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     for (_, loaded), said in zip(exports, lines, strict=True):

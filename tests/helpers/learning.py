@@ -96,8 +96,7 @@ CASES = {
     "next sentences": Case({"objective": "nsp"}, "alphabets", ("mlm", "nsp")),
     "order of sentences": Case({"objective": "sop"}, "alphabets", ("mlm", "nsp")),
     "infilled spans": Case(
-        SINGLE | {"mask_unit": "infill", "mask_rate": 0.3, "mask_split": (1.0, 0.0, 0.0)},
-        "alphabets",
+        SINGLE | {"mask_unit": "infill", "mask_rate": 0.3, "mask_split": (1.0, 0.0, 0.0)}, "alphabets"
     ),
     # AdamW begins to learn this after 400 to more than 1,000 steps, by seed; Muon needs 350 with seeds 0 to 3.
     "tokens at all mask rates": Case(
@@ -165,18 +164,8 @@ def write_shards(case: Case, folder: Path) -> None:
         size = 400
     lowercase = case.text == "books"
     vocabulary.train(TokenizerOptions(source, folder / "vocabulary", vocab_size=size, lowercase=lowercase))
-    build(
-        BuildOptions(
-            source,
-            folder / "vocabulary",
-            folder / "shards",
-            64,
-            eval_fraction=0.08,
-            workers=1,
-            **options,
-            **case.shards,
-        )
-    )
+    options |= {"eval_fraction": 0.08, "workers": 1} | case.shards
+    build(BuildOptions(source, folder / "vocabulary", folder / "shards", 64, **options))
 
 
 def alphabets(objective: str) -> Iterator[str]:

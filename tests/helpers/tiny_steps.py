@@ -30,14 +30,8 @@ CONFIG = AdamW(learning_rate=0.01, schedule=LinearSchedule(warmup_steps=1))
 ROWS, LENGTH, PREDICTIONS = 16, 24, 4
 ONE = (1, 1, 1)
 # Sizes that every mesh divides; dropout on, whose masks have to be those of one device.
-CHANGES: dict[str, Any] = {
-    "layers": 2,
-    "width": 32,
-    "heads": 4,
-    "feed_forward": 48,
-    "dropout": 0.1,
-    "attention_dropout": 0.1,
-}
+CHANGES: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "feed_forward": 48}
+CHANGES |= {"dropout": 0.1, "attention_dropout": 0.1}
 MESHES = {"8x1x1": (8, 1, 1), "2x4x1": (2, 4, 1), "1x8x1": (1, 8, 1), "2x2x2": (2, 2, 2), "2x1x4": (2, 1, 4)}
 DEFAULT, ZERO_1 = MeshConfig(), MeshConfig(shard_optimizer=True)
 

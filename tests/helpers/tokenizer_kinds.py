@@ -1,6 +1,6 @@
-"""A small tokenizer of every kind, trained by the libraries, and the ids of the libraries to compare with.
+"""Small tokenizers of every kind, trained by their libraries, and difficult texts: of all Unicode, without spaces.
 
-What is written here sets the libraries up as their own users would, with no code of bert_jax.
+Libraries are set up as their own users would do it, without code of bert_jax.
 """
 
 import io
@@ -14,7 +14,6 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 Encode = Callable[[Sequence[str]], list[list[int]]]
-BERT_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROBERTA_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
 ALBERT_SYMBOLS = {
     "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
@@ -26,29 +25,17 @@ ALBERT_SYMBOLS = {
     "pad_piece": "<pad>",
 }
 KINDS = (
-    "wordpiece_uncased",
-    "wordpiece_cased",
-    "bpe",
-    "bpe_prefix_space",
-    "bpe_nfc",
-    "unigram",
-    "unigram_bytes",
-    "unigram_albert",
-    "sentencepiece_bpe",
-    "sentencepiece_bpe_bytes",
-    "sentencepiece_bpe_identity",
+    *("wordpiece_uncased", "wordpiece_cased", "bpe", "bpe_prefix_space", "bpe_nfc"),
+    *("unigram", "unigram_bytes", "unigram_albert"),
+    *("sentencepiece_bpe", "sentencepiece_bpe_bytes", "sentencepiece_bpe_identity"),
 )
 
 
 def byte_pairs(folder: Path, merges: Sequence[str]) -> Path:
     """Writes byte-level BPE of the letters a to z and some merges, with the special tokens of RoBERTa."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokens = [
-        *ROBERTA_TOKENS,
-        *"Ġ,.abcdefghijklmnopqrstuvwxyz",
-        *(merge.replace(" ", "") for merge in merges),
-        "<mask>",
-    ]
+    merged = [merge.replace(" ", "") for merge in merges]
+    tokens = [*ROBERTA_TOKENS, *"Ġ,.abcdefghijklmnopqrstuvwxyz", *merged, "<mask>"]
     (folder / "vocab.json").write_text(json.dumps({token: index for index, token in enumerate(tokens)}))
     (folder / "merges.txt").write_text("".join(f"{merge}\n" for merge in ["#version: 0.2", *merges]), encoding="utf-8")
     return folder
@@ -189,3 +176,40 @@ def _character(draw: random.Random, kinds: Sequence[list[str]]) -> str:
         return draw.choice(draw.choice(kinds))
     code = draw.randrange(0x110000 - 0x800)
     return chr(code if code < 0xD800 else code + 0x800)
+
+
+CHINESE = (
+    "今天的天气很好，我们去公园散步。",
+    "他说：“明天会下雨吗？”",
+    "这台计算机用Python写程序，速度很快！",
+    "图书馆在学校的东边，离车站不远。",
+    "2020年他搬到了北京，开始新的工作。",
+    "老师把书放在桌子上，学生们都在看。",
+)
+JAPANESE = (
+    "今日はとても天気がいいので、公園を散歩しました。",
+    "「明日は雨ですか」と彼は聞いた。",
+    "このコンピューターはPythonで書かれたプログラムを動かす。",
+    "図書館は学校の東にあって、駅から遠くない。",
+    "彼女は大学でフランス語を勉強していた。",
+    "先生は本を机の上に置いた！",
+)
+THAI = (
+    "วันนี้อากาศดีมากเราจึงไปเดินเล่นที่สวนสาธารณะ",
+    "เขาถามว่าพรุ่งนี้ฝนจะตกหรือไม่",
+    "คอมพิวเตอร์เครื่องนี้ใช้Pythonเขียนโปรแกรม",
+    "ห้องสมุดอยู่ทางตะวันออกของโรงเรียน",
+    "เธอเรียนภาษาฝรั่งเศสที่มหาวิทยาลัย",
+    "ครูวางหนังสือไว้บนโต๊ะ",
+)
+
+
+def unspaced_documents(count: int) -> list[str]:
+    """Documents in Chinese, Japanese or Thai, with some English, whose lines have several sentences."""
+    generator = random.Random(0)
+    texts = []
+    for number in range(count):
+        sentences, between = [(CHINESE, ""), (JAPANESE, ""), (THAI, " ")][number % 3]
+        lines = [between.join(generator.choices(sentences, k=generator.randint(1, 5))) for _ in range(4)]
+        texts.append("\n".join(lines))
+    return texts

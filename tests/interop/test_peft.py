@@ -28,7 +28,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.kinds.classification import ClassificationTask
 from bert_jax.tokenization import tokenizer
 
-SCRIPT = Path(__file__).parent.parent / "tools" / "run_peft.py"
+SCRIPT = Path(__file__).parent.parent / "tools" / "peers.py"
 CASES = {
     "peft_query_value": LoraConfig(rank=3, alpha=6.0, targets="attention/(query|value)$"),
     "peft_all": LoraConfig(rank=4, alpha=2.0, dropout=0.1, targets=".*", rank_stabilized=True),
@@ -237,7 +237,9 @@ def test_peft_computes_the_same_with_the_adapters_that_are_written(peer_python, 
         inputs = {key: value.tolist() for key, value in part_of(arrays, "inputs").items()}
         (tmp_path / f"{name}.json").write_text(json.dumps(inputs))
         arguments += [str(tmp_path / name / "written"), str(tmp_path / f"{name}.json")]
-    done = subprocess.run([peer_python, str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [peer_python, str(SCRIPT), "adapters", *arguments], capture_output=True, text=True, check=False
+    )
     if "No module named 'peft'" in done.stderr:
         pytest.skip(f"{peer_python} has no peft")
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,7 @@
 """Law 6 for RoBERTa, XLM-R, DistilBERT, ELECTRA and MPNet, and for BERT's question and multiple-choice heads.
 
-Hidden states, logits, losses and gradients. The reference arrays in tests/testdata come from
-tests/tools/make_golden_roberta.py and make_golden_relatives.py. To refresh them, run these as their docstrings say and
-copy their output there.
+Compares hidden states, logits, losses and gradients. The reference arrays in tests/testdata come from
+tests/tools/make_golden_families.py; to refresh them, run it as its docstring says.
 """
 
 import dataclasses

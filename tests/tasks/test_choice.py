@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
-import letter_pieces
 import numpy as np
 import pytest
+import tiny_finetuning
 from golden import assert_close, open_golden, task_batch
 from scipy.special import log_softmax
 
@@ -38,7 +38,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train import sharding
 from bert_jax.train.objectives import total_loss
 
-letters = letter_pieces.letters  # a fixture
+letters = tiny_finetuning.letters  # a fixture
 
 TASK = ChoiceTask("own", max_length=12, metrics=("accuracy",))
 MODEL = ModelConfig(vocab_size=60, layers=1, width=16, heads=2, feed_forward=24, max_positions=16)

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import letter_pieces
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -41,7 +40,7 @@ from bert_jax.tokenization import tokenizer as tokenizer_lib
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.workdir import read_config
 
-letters = letter_pieces.letters  # a fixture
+letters = tiny_finetuning.letters  # a fixture
 
 TASK = ClassificationTask("own", ("no", "yes"), max_length=12, metrics=("accuracy",))
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import letter_pieces
 import numpy as np
 import pytest
+import tiny_finetuning
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_kinds import byte_pairs
@@ -39,7 +39,7 @@ from bert_jax.tasks.prediction import predict
 from bert_jax.tasks.rows import Split
 from bert_jax.tokenization import tokenizer as tokenizer_lib
 
-letters = letter_pieces.letters  # a fixture
+letters = tiny_finetuning.letters  # a fixture
 
 TASK = QuestionTask("own", max_length=12, max_query_length=3, doc_stride=3, metrics=("f1", "exact_match"))
 
@@ -412,10 +412,10 @@ def test_metrics_of_all_real_questions_are_those_of_transformers(bert_jax_data, 
     for name in ("dev-v1.1.json", "dev-v2.0.json"):
         asked[name] = squad_questions(bert_jax_data / "squad" / f"{name}.xz", seed=1)
         (tmp_path / name).write_text(json.dumps(asked[name]))
-    script = Path(__file__).parent.parent / "tools" / "check_squad.py"
-    command = [peer_python, str(script), *(str(tmp_path / name) for name in asked)]
+    script = Path(__file__).parent.parent / "tools" / "peers.py"
+    command = [peer_python, str(script), "squad", *(str(tmp_path / name) for name in asked)]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    if told == ["null"]:
+    if "null" in told:
         pytest.skip("this transformers has no squad_metrics any more; name a Python with an older one")
     for name, line in zip(asked, told, strict=True):
         assert_equal_metrics(asked[name], json.loads(line))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import letter_pieces
 import numpy as np
 import pytest
+import tiny_finetuning
 from random_checkpoints import odd_config, random_checkpoint
 from scipy import stats
 
@@ -30,7 +30,7 @@ from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import Example, LabelledWordRows, Sentence, Split
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-letters = letter_pieces.letters  # a fixture
+letters = tiny_finetuning.letters  # a fixture
 
 TASK = TokenRegressionTask("own", max_length=8, metrics=("pearson", "spearman", "mse"))
 CONLL = "cat\t1.5\nis\t-\na\t-2\n\nbe\t0.25\nab\t_\n"

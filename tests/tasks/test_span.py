@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import letter_pieces
 import numpy as np
 import pytest
+import tiny_finetuning
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_checkpoints import odd_config, random_checkpoint
@@ -38,7 +38,7 @@ from bert_jax.tokenization import tokenizer as tokenizer_lib
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.objectives import means
 
-letters = letter_pieces.letters  # a fixture
+letters = tiny_finetuning.letters  # a fixture
 
 GOOD = {
     "tokens": ["Bank", "of", "China", "hired", "Ann"],

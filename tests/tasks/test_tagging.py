@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
-import letter_pieces
 import numpy as np
 import pytest
+import tiny_finetuning
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import softmax
@@ -54,7 +54,7 @@ from bert_jax.tasks.task import Task
 from bert_jax.tokenization import tokenizer as tokenizer_lib
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-letters = letter_pieces.letters  # a fixture
+letters = tiny_finetuning.letters  # a fixture
 
 TASK = TaggingTask("own", ("N", "V", "X"), max_length=8, metrics=("accuracy",))
 

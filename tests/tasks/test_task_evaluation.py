@@ -345,7 +345,7 @@ def test_a_model_without_masked_tokens_has_no_pseudo_perplexity(pairs, heads, ch
 
 def test_a_tokenizer_of_other_shards_is_refused(pairs, tmp_path):
     other = random_checkpoint(tmp_path, odd_config(), Heads(mlm=True))
-    with pytest.raises(UserError, match=r"the tokenizer \(hash .* differs from the one of the shards"):
+    with pytest.raises(UserError, match=r"the tokenizer \(hash .* differs from the tokenizer of the shards"):
         evaluation.measure_pseudo_perplexity(other, pairs, CONFIG)
 
 

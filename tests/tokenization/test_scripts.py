@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizer_kinds
-import unspaced_text
+from tokenizer_kinds import CHINESE, JAPANESE, THAI, unspaced_documents
 
 from bert_jax.data.example import Rows
 from bert_jax.data.loader import count_words
@@ -29,7 +29,7 @@ def is_mark(character: str) -> bool:
 def test_languages_without_spaces_are_told_from_others() -> None:
     assert all(is_unspaced(character) for character in "中国語ひらがなカタカナーｶﾅ，。「」、！ไทยລາວမြန်ខ្មែរབོད𠮷㐀")
     assert not any(is_unspaced(character) for character in " aé.,“”…—한국어ㅋㅠहिन्दी।عربيעβя0①")
-    text = "".join((*unspaced_text.CHINESE, *unspaced_text.JAPANESE, *unspaced_text.THAI))
+    text = "".join((*CHINESE, *JAPANESE, *THAI))
     others = {character for character in text if not is_unspaced(character)}
     assert others <= {*"Python2020 “”"}
 
@@ -107,7 +107,7 @@ def test_every_token_of_unspaced_text_can_be_predicted(kind: str, tmp_path: Path
 
     If spaces separate words, a large part of the text has only words that never fit.
     """
-    documents = unspaced_text.documents(45)
+    documents = unspaced_documents(45)
     tokenizer_kinds.make(kind, documents, tmp_path / "words")
     output = built(tmp_path, documents, tmp_path / "words")
     dataset = open_dataset(output, "train")
@@ -126,7 +126,7 @@ def test_every_token_of_unspaced_text_can_be_predicted(kind: str, tmp_path: Path
 @pytest.mark.parametrize("kind", ["bpe", "unigram_bytes", "sentencepiece_bpe"])
 def test_words_of_unspaced_text_are_whole_characters(kind: str, tmp_path: Path) -> None:
     """Each word that the rule finds decodes to whole characters."""
-    documents = unspaced_text.documents(12)
+    documents = unspaced_documents(12)
     tokenizer_kinds.make(kind, documents[:6], tmp_path)
     ours = tokenizer.load(tmp_path)
     text = documents[6].replace("\n", "") + "䷀𠮷ไทย่่Pythonです"

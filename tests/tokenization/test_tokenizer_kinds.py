@@ -481,8 +481,9 @@ def test_saved_folders_load_in_transformers_with_equal_ids(made, lines, peer_pyt
     (tmp_path / "texts.json").write_text(json.dumps(texts))
     for kind in KINDS:
         made(kind).ours.save(tmp_path / kind)
-    script = Path(__file__).parent.parent / "tools" / "check_tokenizers.py"
-    command = [peer_python, str(script), str(tmp_path / "texts.json"), *(str(tmp_path / kind) for kind in KINDS)]
+    script = Path(__file__).parent.parent / "tools" / "peers.py"
+    arguments = [str(tmp_path / name) for name in ("texts.json", *KINDS)]
+    command = [peer_python, str(script), "tokenizers", *arguments]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     for kind, line in zip(KINDS, told, strict=True):
         ours, theirs = made(kind).ours, json.loads(line)

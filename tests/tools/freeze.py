@@ -37,22 +37,20 @@ from pathlib import Path
 from typing import Any
 
 import freeze_commands
-import freeze_hlo
-import freeze_models
-import freeze_shards
+import freeze_runs
 from freeze_sandbox import Sandbox
 
-Items = Callable[[Sandbox], Iterator[tuple[str, Callable[[], Any]]]]
+Items = Callable[[Sandbox], Iterator[freeze_runs.Item]]
 
 # Each group: the items that it yields and the groups whose outputs it reads.
 GROUPS: dict[str, tuple[Items, tuple[str, ...]]] = {
-    "shards": (freeze_shards.items, ()),
-    "training": (freeze_models.training, ("shards",)),
-    "finetuning": (freeze_models.finetuning, ("shards", "training")),
-    "inference": (freeze_models.inference, ("shards", "training", "finetuning")),
+    "shards": (freeze_runs.shards, ()),
+    "training": (freeze_runs.training, ("shards",)),
+    "finetuning": (freeze_runs.finetuning, ("shards", "training")),
+    "inference": (freeze_runs.inference, ("shards", "training", "finetuning")),
     "commands": (freeze_commands.items, ()),
-    "hlo": (freeze_hlo.compiled_steps, ("shards",)),
-    "tpu": (freeze_hlo.plans, ()),
+    "hlo": (freeze_runs.compiled_steps, ("shards",)),
+    "tpu": (freeze_runs.plans, ()),
 }
 DEFAULT = ("shards", "training", "finetuning", "inference", "commands")
 
@@ -88,10 +86,10 @@ def compare(first: Path, second: Path) -> int:
         records = [_read(folder / f"{group}.json") for folder in (first, second)]
         for name in dict.fromkeys([*records[0], *records[1]]):
             old, new = (record.get(name, "not in this record") for record in records)
-            tolerance = freeze_hlo.TOLERANCE if group == "tpu" else 0.0
+            tolerance = freeze_runs.TOLERANCE if group == "tpu" else 0.0
             found = list(differences(old, new, tolerance))
             if found and group == "hlo":
-                found = freeze_hlo.explain(old, new)
+                found = freeze_runs.explain(old, new)
             differing += bool(found)
             print(f"{'DIFFERS' if found else 'same   '} {group}/{name}{_summary(found)}")
     return differing

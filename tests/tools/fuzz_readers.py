@@ -39,21 +39,8 @@ TEXTS = [
     "ภาษาไทยไม่มีเครื่องหมายจบประโยค " * 4 + "\x85 \u2028 x",
     "One. Two! Three? " * 20,
 ]
-INSERTIONS = [
-    b"\0",
-    b"\xff",
-    b"\xc3",
-    b"\n",
-    b"\n\n",
-    b"\r\n",
-    b"\r",
-    b"\x1b",
-    b"\xef\xbb\xbf",
-    b'"',
-    b"}",
-    b"\\ud800",
-    b"\\u0000",
-]
+INSERTIONS = [b"\0", b"\xff", b"\xc3", b"\n", b"\n\n", b"\r\n", b"\r", b"\x1b", b"\xef\xbb\xbf"]
+INSERTIONS += [b'"', b"}", b"\\ud800", b"\\u0000"]
 INSERTIONS += [b"<", b"</text>", b"<!--", b"{{", b"WARC/1.0\r\n", b",", b"Content-Length: 5\r\n"]
 INSERTIONS += [b"{", b"[" * 3000, b"  \n", b"\xe3\x80\x80\n", b"9" * 5000, b"null", b"\x7f", b"\xed\xa0\x80"]
 

@@ -31,11 +31,15 @@ import transformers
 IGNORED = -100  # the label that the reference's loss ignores
 
 
-def config_of(**sizes: object) -> transformers.BertConfig:
-    """Returns a BERT configuration without dropout, so that the forward pass is deterministic."""
-    return transformers.BertConfig(
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="eager", **sizes
-    )
+NAMES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+NAMES += ("max_position_embeddings",)
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # for a deterministic forward pass
+
+
+def config_of(*sizes: int, **fields: object) -> transformers.BertConfig:
+    """Returns a BERT configuration without dropout. `sizes` are the fields in NAMES."""
+    named = dict(zip(NAMES, sizes, strict=True))
+    return transformers.BertConfig(attn_implementation="eager", **named, **NO_DROPOUT, **fields)
 
 
 def randomize(model: torch.nn.Module, seed: int) -> None:
@@ -91,14 +95,7 @@ def hidden_states(output: transformers.utils.ModelOutput) -> dict[str, torch.Ten
 
 def pretraining(path: pathlib.Path) -> None:
     """Writes BertForPreTraining: every hidden state, both heads, both losses and one backward pass."""
-    config = config_of(
-        vocab_size=101,
-        hidden_size=24,
-        num_hidden_layers=3,
-        num_attention_heads=3,
-        intermediate_size=41,
-        max_position_embeddings=29,
-    )
+    config = config_of(101, 24, 3, 3, 41, 29)
     model = transformers.BertForPreTraining(config).train()
     randomize(model, seed=1)
     inputs = inputs_of(config, lengths=[19, 7, 12], length=19, seed=2)
@@ -126,15 +123,7 @@ def pretraining(path: pathlib.Path) -> None:
 
 def classification(path: pathlib.Path) -> None:
     """Writes BertForSequenceClassification with three labels."""
-    config = config_of(
-        vocab_size=67,
-        hidden_size=15,
-        num_hidden_layers=2,
-        num_attention_heads=5,
-        intermediate_size=22,
-        max_position_embeddings=13,
-        num_labels=3,
-    )
+    config = config_of(67, 15, 2, 5, 22, 13, num_labels=3)
     model = transformers.BertForSequenceClassification(config).train()
     randomize(model, seed=4)
     inputs = inputs_of(config, lengths=[5, 11], length=11, seed=5)
@@ -144,15 +133,7 @@ def classification(path: pathlib.Path) -> None:
 
 def tagging(path: pathlib.Path) -> None:
     """Writes BertForTokenClassification with five tags, an architecture without a pooler."""
-    config = config_of(
-        vocab_size=59,
-        hidden_size=14,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=19,
-        max_position_embeddings=12,
-        num_labels=5,
-    )
+    config = config_of(59, 14, 1, 2, 19, 12, num_labels=5)
     model = transformers.BertForTokenClassification(config).train()
     randomize(model, seed=6)
     inputs = inputs_of(config, lengths=[9, 4, 1], length=9, seed=7)
@@ -164,7 +145,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("tests/testdata"), help="output folder")
     folder = parser.parse_args().output
-    folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     pretraining(folder / "bert_pretraining.npz")
     classification(folder / "bert_classification.npz")

@@ -18,22 +18,115 @@ needs an older release in a second environment:
 | rotations.npz    | ModernBertRotaryEmbedding: the speed of each pair of coordinates, by base                 |
 
 Keys are those of make_golden.py, except that `config` holds the fields of bert_jax.config.ModelConfig, and weights and
-gradients have bert_jax's parameter paths, layers stacked; a vocabulary's table has exactly vocab_size rows.
+gradients have bert_jax's parameter paths, layers stacked; a vocabulary's table has exactly vocab_size rows. This does
+not use bert_jax, so that golden arrays define the meaning of a path independently of the package.
 """
 
 import argparse
 import json
 import math
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import make_golden
 import numpy as np
 import torch
 import transformers
-from golden_names import BERT_NAMES, GPT_NAMES, MPNET_NAMES, TORCH_NAMES, Names, Tensors, by_our_paths
 
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
+Tensors = Mapping[str, torch.Tensor]
+Names = Mapping[str, str | tuple[str, ...]]
+Arrays = dict[str, np.ndarray]
+
+# Parameter path -> reference tensor, with {} for the layer; a tuple lists tensors that are fused.
+TORCH_NAMES = {
+    "embeddings/token/table": "token.weight",
+    "embeddings/position/table": "position.weight",
+    "embeddings/segment/table": "segment.weight",
+    "embeddings/norm": "norm",
+    "encoder/layers/attention/qkv": tuple(f"encoder.layers.{{}}.self_attn.{part}" for part in "qkv"),
+    "encoder/layers/attention/output": "encoder.layers.{}.self_attn.out_proj",
+    "encoder/layers/attention_norm": "encoder.layers.{}.norm1",
+    "encoder/layers/feed_forward/input": "encoder.layers.{}.linear1",
+    "encoder/layers/feed_forward/output": "encoder.layers.{}.linear2",
+    "encoder/layers/feed_forward_norm": "encoder.layers.{}.norm2",
+    "encoder/final_norm": "encoder.norm",
+    "mlm_head/transform": "transform",
+    "mlm_head/norm": "head_norm",
+    "mlm_head/bias": "head_bias",
+    "mlm_head/output/table": "output.weight",
+}
+MPNET_NAMES = {
+    "embeddings/token/table": "mpnet.embeddings.word_embeddings.weight",
+    "embeddings/position/table": "mpnet.embeddings.position_embeddings.weight",
+    "embeddings/norm": "mpnet.embeddings.LayerNorm",
+    "encoder/layers/attention/qkv": tuple(f"mpnet.encoder.layer.{{}}.attention.attn.{part}" for part in "qkv"),
+    "encoder/layers/attention/output": "mpnet.encoder.layer.{}.attention.attn.o",
+    "encoder/layers/attention_norm": "mpnet.encoder.layer.{}.attention.LayerNorm",
+    "encoder/layers/feed_forward/input": "mpnet.encoder.layer.{}.intermediate.dense",
+    "encoder/layers/feed_forward/output": "mpnet.encoder.layer.{}.output.dense",
+    "encoder/layers/feed_forward_norm": "mpnet.encoder.layer.{}.output.LayerNorm",
+    "encoder/relative_bias/table": "mpnet.encoder.relative_attention_bias.weight",
+    "mlm_head/transform": "lm_head.dense",
+    "mlm_head/norm": "lm_head.layer_norm",
+    "mlm_head/bias": "lm_head.bias",
+}
+BERT_NAMES = {
+    "embeddings/token/table": "bert.embeddings.word_embeddings.weight",
+    "embeddings/segment/table": "bert.embeddings.token_type_embeddings.weight",
+    "embeddings/norm": "bert.embeddings.LayerNorm",
+    "encoder/layers/attention/qkv": tuple(
+        f"bert.encoder.layer.{{}}.attention.self.{part}" for part in ("query", "key", "value")
+    ),
+    "encoder/layers/attention/relative/table": "bert.encoder.layer.{}.attention.self.distance_embedding.weight",
+    "encoder/layers/attention/output": "bert.encoder.layer.{}.attention.output.dense",
+    "encoder/layers/attention_norm": "bert.encoder.layer.{}.attention.output.LayerNorm",
+    "encoder/layers/feed_forward/input": "bert.encoder.layer.{}.intermediate.dense",
+    "encoder/layers/feed_forward/output": "bert.encoder.layer.{}.output.dense",
+    "encoder/layers/feed_forward_norm": "bert.encoder.layer.{}.output.LayerNorm",
+    "mlm_head/transform": "cls.predictions.transform.dense",
+    "mlm_head/norm": "cls.predictions.transform.LayerNorm",
+    "mlm_head/bias": "cls.predictions.bias",
+}
+GPT_NAMES = {
+    "embeddings/token/table": "transformer.tokens_embed.weight",
+    "embeddings/position/table": "transformer.positions_embed.weight",
+    "encoder/layers/attention/qkv": tuple(f"transformer.h.{{}}.attn.{part}" for part in "qkv"),
+    "encoder/layers/attention/output": "transformer.h.{}.attn.c_proj",
+    "encoder/layers/attention_norm": "transformer.h.{}.ln_1",
+    "encoder/layers/feed_forward/input": "transformer.h.{}.mlp.c_fc",
+    "encoder/layers/feed_forward/output": "transformer.h.{}.mlp.c_proj",
+    "encoder/layers/feed_forward_norm": "transformer.h.{}.ln_2",
+}
+
+
+def by_our_paths(tensors: Tensors, names: Names, config: dict) -> Arrays:
+    """Converts parameters or gradients: kernels [in, out], separate heads, fused query, key, value, stacked layers."""
+    heads, width = config["heads"], config["width"]
+
+    def one(path: str, layer: int) -> Arrays:
+        if isinstance(names[path], tuple):
+            fused = [part.format(layer) for part in names[path]]
+            kernels = [tensors[f"{name}.weight"].numpy().T.reshape(width, heads, -1) for name in fused]
+            biases = [tensors[f"{name}.bias"].numpy().reshape(heads, -1) for name in fused]
+            return {"/kernel": np.stack(kernels, axis=1), "/bias": np.stack(biases)}
+        name = names[path].format(layer)
+        if name in tensors:
+            return {"": tensors[name].numpy()}
+        weight, bias = (tensors[f"{name}.{part}"].numpy() for part in ("weight", "bias"))
+        if path.endswith("norm"):
+            return {"/scale": weight, "/bias": bias}
+        kernel = weight.T.reshape(heads, -1, width) if path.endswith("attention/output") else weight.T
+        return {"/kernel": kernel, "/bias": bias}
+
+    found: Arrays = {}
+    for path in names:
+        if path.startswith("encoder/layers/"):
+            layers = [one(path, layer) for layer in range(config["layers"])]
+            found |= {path + end: np.stack([layer[end] for layer in layers]) for end in layers[0]}
+        else:
+            found |= {path + end: value for end, value in one(path, 0).items()}
+    return found
 
 
 class Reference(torch.nn.Module):
@@ -206,18 +299,8 @@ def pre_norm(path: pathlib.Path) -> None:
 
 def buckets(path: pathlib.Path) -> None:
     """Uses rows of up to 141 positions, so that distances fall into every bucket and beyond the last bound, 128."""
-    theirs = transformers.MPNetConfig(
-        vocab_size=31,
-        hidden_size=14,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=19,
-        max_position_embeddings=149 + 2,
-        layer_norm_eps=1e-5,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        attn_implementation="eager",
-    )
+    named = dict(zip(make_golden.NAMES, (31, 14, 2, 2, 19, 149 + 2), strict=True)) | make_golden.NO_DROPOUT
+    theirs = transformers.MPNetConfig(layer_norm_eps=1e-5, attn_implementation="eager", **named)
     model = transformers.MPNetForMaskedLM(theirs).train()
     make_golden.randomize(model, seed=31)
     inputs = make_golden.inputs_of(theirs, lengths=[141, 90], length=141, seed=32)
@@ -236,18 +319,7 @@ def shaw(path: pathlib.Path, distance: int = 4) -> None:
 
     The gradient of the shared vector is the sum of their gradients.
     """
-    theirs = transformers.BertConfig(
-        vocab_size=41,
-        hidden_size=20,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=23,
-        max_position_embeddings=15,
-        position_embedding_type="relative_key",
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        attn_implementation="eager",
-    )
+    theirs = make_golden.config_of(41, 20, 2, 4, 23, 15, position_embedding_type="relative_key")
     model = transformers.BertForMaskedLM(theirs).train()
     make_golden.randomize(model, seed=41)
     first, last = 14 - distance, 14 + distance  # row 14 + i - j belongs to query i and key j
@@ -276,17 +348,9 @@ def shaw(path: pathlib.Path, distance: int = 4) -> None:
 
 
 def gpt(path: pathlib.Path) -> None:
-    theirs = transformers.OpenAIGPTConfig(
-        vocab_size=29,
-        n_embd=15,
-        n_layer=2,
-        n_head=3,
-        n_positions=13,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        attn_implementation="eager",
-    )
+    named = {"vocab_size": 29, "n_embd": 15, "n_layer": 2, "n_head": 3, "n_positions": 13}
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    theirs = transformers.OpenAIGPTConfig(attn_implementation="eager", **named, **dropouts)
     model = transformers.OpenAIGPTLMHeadModel(theirs).train()
     make_golden.randomize(model, seed=51)
     inputs = make_golden.inputs_of(theirs, lengths=[11, 6], length=11, seed=52)

@@ -21,17 +21,9 @@ import peft
 import safetensors.numpy
 import torch
 import transformers
-from make_golden import inputs_of, randomize
+from make_golden import NAMES, inputs_of, randomize
 
-SIZES = {
-    "vocab_size": 31,
-    "hidden_size": 12,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 14,
-    "max_position_embeddings": 16,
-    "pad_token_id": 0,
-}
+SIZES = dict(zip(NAMES, (31, 12, 2, 2, 14, 16), strict=True)) | {"pad_token_id": 0}
 ALL = ["query", "key", "value", "attention.output.dense", "intermediate.dense", "output.dense"]
 CASES = {
     "peft_query_value": {"r": 3, "lora_alpha": 6, "target_modules": ["query", "value"], "modules_to_save": ["pooler"]},

@@ -23,17 +23,8 @@ RNN = {"encoder": "rnn", "vocab_size": 43, "layers": 2, "width": 11, "tied_outpu
 LSTM = {"encoder": "lstm", "vocab_size": 53, "layers": 3, "width": 13, "tied_output": False}
 BILSTM = {"encoder": "bilstm", "vocab_size": 43, "layers": 2, "width": 14, "tied_output": True, "causal": False}
 ELMO = BILSTM | {"tied_output": False, "cell_width": 9, "residual": True}
-COMMON = {
-    "heads": 1,
-    "feed_forward": 1,
-    "max_positions": 24,
-    "segment_types": 0,
-    "embedding_norm": False,
-    "positions": "none",
-    "causal": True,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-}
+COMMON = {"heads": 1, "feed_forward": 1, "max_positions": 24, "segment_types": 0, "embedding_norm": False}
+COMMON |= {"positions": "none", "causal": True, "dropout": 0.0, "attention_dropout": 0.0}
 DIRECTIONS = ("forward_layers", "backward_layers")
 MODULES = {"rnn": torch.nn.RNN, "lstm": torch.nn.LSTM}
 

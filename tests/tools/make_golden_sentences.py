@@ -28,7 +28,7 @@ import numpy as np
 import safetensors.numpy
 import torch
 import transformers
-from make_golden import randomize
+from make_golden import NAMES, randomize
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer import evaluation, losses
@@ -36,15 +36,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 WIDTH, MAX_LENGTH = 12, 9
 TEXTS = ["the cat sat on the mat", "A dog,\nand a cat!", "x", "the river " * 8, "  a mat . "]
-TOKENS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    *"abcdehimnorstuvx,.!:",
-    *(f"##{one}" for one in "adehinorstvy"),
-]
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdehimnorstuvx,.!:"]
+TOKENS += [f"##{letter}" for letter in "adehinorstvy"]
 TOKENS += ["the", "cat", "dog", "sat", "on", "mat", "river", "query", "passage"]
 PROMPTS = {"query": "query: ", "document": "passage: ", "other": "the "}
 # By folder: pooling mode, whether vectors are normalized, prompts, name of the default prompt.
@@ -76,15 +69,8 @@ class Fixed:
 
 def write_folders(arrays: dict[str, np.ndarray]) -> None:
     tokenizer = transformers.BertTokenizer(vocab={token: index for index, token in enumerate(TOKENS)})
-    config = transformers.BertConfig(
-        vocab_size=len(TOKENS),
-        hidden_size=WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        intermediate_size=17,
-        max_position_embeddings=29,
-        attn_implementation="eager",
-    )
+    sizes = dict(zip(NAMES, (len(TOKENS), WIDTH, 2, 3, 17, 29), strict=True))
+    config = transformers.BertConfig(attn_implementation="eager", **sizes)
     model = transformers.BertModel(config).eval()
     randomize(model, seed=91)
     arrays["texts"] = np.array(json.dumps(TEXTS))

@@ -1,4 +1,4 @@
-"""Writes tokenizers, tiny models and the vectors of texts; see make_golden.py for the environment.
+"""Writes tokenizers, tiny models and the vectors of texts, and pseudo-likelihoods; see make_golden.py.
 
     golden_env/bin/python tests/tools/make_golden_texts.py --output tests/testdata
 
@@ -9,6 +9,13 @@ saves, so that a test can follow a text from its characters to its vectors:
     texts, pairs    JSON lists
     ids/N, pair_ids/N, hidden/N   what the tokenizer returns for text or pair N, and the last layer of the model for it
     mask_probabilities   of the model with an MLM head, over the vocabulary at the mask of MASKED
+
+pseudo_likelihood.npz holds the pseudo-log-likelihood of sequences by the model of bert_pretraining.npz in the same
+folder. Each ordinary token of each sequence is masked in a call of its own (Salazar et al. 2020, section 2.3):
+
+    ids/N            i64[T], [CLS] A [SEP] or [CLS] A [SEP] B [SEP]
+    first_length/N   the number of tokens of [CLS] A [SEP]
+    log_p/N          f32[T], the log-probability of each token given all others; 0 for special tokens
 """
 
 import argparse
@@ -21,7 +28,7 @@ import safetensors.numpy
 import tokenizers
 import torch
 import transformers
-from make_golden import randomize
+from make_golden import NAMES, randomize
 
 TEXTS = ["the cat sat on the mat", "A dog, naïve and un-seen!", "river  the\nthe", "x"]
 PAIRS = [["the cat", "on a mat."], ["a dog sat", "x"]]
@@ -76,17 +83,38 @@ def gpt2(path: pathlib.Path) -> None:
 def mpnet(path: pathlib.Path) -> None:
     """MPNetForMaskedLM with WordPiece and the special tokens of published MPNet folders."""
     tokenizer = transformers.MPNetTokenizer(vocab={token: index for index, token in enumerate(MPNET_TOKENS)})
-    config = transformers.MPNetConfig(
-        vocab_size=len(MPNET_TOKENS),
-        hidden_size=12,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        intermediate_size=17,
-        max_position_embeddings=39,
-    )
+    config = transformers.MPNetConfig(**dict(zip(NAMES, (len(MPNET_TOKENS), 12, 2, 3, 17, 39), strict=True)))
     model = transformers.MPNetForMaskedLM(config).eval()
     randomize(model, seed=82)
     write_texts(path, tokenizer, model)
+
+
+CLS, SEP, MASK, ORDINARY = 2, 3, 4, 5  # the last: the first id that is not special
+LENGTHS = [(5, 4), (6, 0), (1, 3), (7, 0)]  # of A and B without special tokens
+
+
+def pseudo_likelihood(path: pathlib.Path) -> None:
+    with np.load(path.parent / "bert_pretraining.npz") as file:
+        config = transformers.BertConfig(**json.loads(str(file["config"])))
+        weights = {key.removeprefix("weights/"): torch.from_numpy(file[key]) for key in file if "weights/" in key}
+    model = transformers.BertForPreTraining(config).eval()
+    missing = model.load_state_dict(weights, strict=False)
+    assert not missing.unexpected_keys and all("decoder" in key for key in missing.missing_keys), missing
+    generator, arrays = np.random.default_rng(0), {}
+    for number, (first, second) in enumerate(LENGTHS):
+        start = [CLS, *generator.integers(ORDINARY, config.vocab_size, first), SEP]
+        pair = [*generator.integers(ORDINARY, config.vocab_size, second), SEP] if second else []
+        ids = np.array([*start, *pair])
+        types = torch.from_numpy((np.arange(len(ids)) >= len(start)).astype(np.int64))[None]
+        log_p = np.zeros(len(ids), np.float32)
+        for position in np.flatnonzero(ids >= ORDINARY):
+            masked = torch.from_numpy(ids.copy())[None]
+            masked[0, position] = MASK
+            with torch.no_grad():
+                logits = model(input_ids=masked, token_type_ids=types).prediction_logits[0, position]
+            log_p[position] = torch.log_softmax(logits, dim=-1)[ids[position]]
+        arrays |= {f"ids/{number}": ids, f"first_length/{number}": np.array(len(start)), f"log_p/{number}": log_p}
+    np.savez_compressed(path, **arrays)
 
 
 def main() -> None:
@@ -95,6 +123,7 @@ def main() -> None:
     folder = parser.parse_args().output
     gpt2(folder / "gpt2_texts.npz")
     mpnet(folder / "mpnet_texts.npz")
+    pseudo_likelihood(folder / "pseudo_likelihood.npz")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dying_loader import DyingLoader, Killed
 from random_checkpoints import odd_config
+from streamed_outputs import DyingLoader, Killed
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, ROOT, TINY
 

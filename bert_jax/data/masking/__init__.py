@@ -1,11 +1,10 @@
-"""Masking for the masked language model: which tokens are predicted, and what replaces them in the input.
+"""Masking for the masked language model: chooses the tokens to predict, and replaces them in the input.
 
-masker.py applies the rule; read it first. rule.py has the rule as the manifest stores it, and splits rows into
+Read masker.py first; it applies the rule. rule.py has the rule in the form that manifests store, and splits rows into
 sequences and words. selection.py chooses tokens, words or runs of words.
 
 Masks are a function of (seed, epoch, sequence key, rate, rule) and the position in the sequence (law 2), computed by
-counter-based hashing: the batch, the order of rows, packing and the process change no mask. numpy processes all
-sequences at once.
+hashing these numbers. So the batch, the order of rows, packing and the process change no mask.
 
 A sequence of n positions has a budget of max(1, round(rate * n)) predictions. Its words are visited in random order.
 The masking unit decides what a visit does:
@@ -20,15 +19,14 @@ The masking unit decides what a visit does:
   infill       as span, but with Poisson lengths (mean 3), and a span becomes one position. An empty span is a
                [MASK] before the word, which is not predicted (facebookresearch/fairseq,
                fairseq/data/denoising_dataset.py; Lewis et al. 2020, section 2.2).
-BART's decoder generates an infilled span. An encoder has one output per position, so it predicts the
-span's first token at the position that replaces the span, and neither the other tokens nor their number.
+BART's decoder generates an infilled span. An encoder has one output per position. It predicts the span's first token at
+the position that replaces the span, but neither the other tokens nor their number.
 
 A chosen token becomes [MASK] in 80% of cases, a random token in 10%, and stays unchanged in 10% (the shares can be
 set). With spans, one random choice holds for a whole span, and adjacent spans count as one, as in SpanBERT's code.
 
-With a reorder rate, trigrams of tokens that are not chosen are shuffled and predicted too: round(rate * n / 3) of them,
-without overlap, in random order (Wang et al. 2019, StructBERT, section 2.2.1; its 5% counts trigrams, the rate here the
-positions that they cover).
+With a reorder rate, round(rate * n / 3) trigrams of tokens that were not chosen are shuffled, and predicted too. They
+do not overlap (Wang et al. 2019, StructBERT, section 2.2.1; its 5% counts trigrams, the rate here counts positions).
 
 Differences from those programs:
   - no special token is ever predicted, including [UNK] and [MASK] (bert: all except [CLS] and [SEP] may be);

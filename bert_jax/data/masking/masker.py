@@ -1,6 +1,6 @@
-"""Masks rows for all sequences at once: chooses tokens and replaces them. The package's docstring has the rules.
+"""Chooses tokens and replaces them, for all sequences of some rows at once. The package's docstring has the rules.
 
-Read `Masker.apply` first. The rarer parts follow: shortening infilled spans, and shuffling trigrams.
+Read `Masker.apply` first. Rarer parts come later: shortening infilled spans, and shuffling trigrams.
 """
 
 import itertools
@@ -29,12 +29,12 @@ from bert_jax.data.masking.selection import Runs, choose_runs, choose_words, run
 from bert_jax.errors import UserError
 from bert_jax.tokenization.vocabulary import Vocabulary
 
-# Tags of independent hash streams; data_prep/noise.py uses another one.
+# Tags that make hash streams independent. data_prep/noise.py has another one.
 _ORDER, _REPLACEMENT, _LENGTH, _REORDER, _SHUFFLE = 1, 2, 4, 5, 6
 
 
 def token_kinds(tokenizer: Vocabulary, words: str | None = "spaces") -> UInt8[np.ndarray, "V"]:
-    """The kinds of all ids (bert_jax.data.masking.rule) by a rule for words; None: every token is a word."""
+    """Returns the kind of every id (rule.py), given a rule for words; None: every token is a word."""
     kinds = np.full(tokenizer.vocab_size, WHOLE, np.uint8)
     if words is not None:
         kinds[tokenizer.continuation] = INSIDE
@@ -46,32 +46,32 @@ def token_kinds(tokenizer: Vocabulary, words: str | None = "spaces") -> UInt8[np
 
 
 class Masked(NamedTuple):
-    """Masked rows: `counts` predictions per row, at ascending positions in the row; fillers are 0 in both arrays.
-
-    The lengths are the stored ones, unless infilling made sequences shorter.
-    """
+    """Masked rows."""
 
     input_ids: Int32[np.ndarray, "R T"]  # after masking
-    positions: Int32[np.ndarray, "R M"]
-    ids: Int32[np.ndarray, "R M"]  # the original ids
-    counts: Int32[np.ndarray, "R"]
-    sequence_lengths: Integer[np.ndarray, "R S"]
+    positions: Int32[np.ndarray, "R M"]  # of predictions, ascending; 0 in fillers
+    ids: Int32[np.ndarray, "R M"]  # the original ids; 0 in fillers
+    counts: Int32[np.ndarray, "R"]  # predictions per row; the rest of M are fillers
+    sequence_lengths: Integer[np.ndarray, "R S"]  # as stored, unless infilling shortened sequences
     first_segment_lengths: Integer[np.ndarray, "R S"]
 
 
 class _Choice(NamedTuple):
-    """The positions to be predicted."""
+    """The positions to predict."""
 
     predicted: Bool[np.ndarray, "Q W"]
-    moved: Bool[np.ndarray, "Q W"]  # the predicted positions whose tokens are shuffled
-    runs: Runs | None  # the spans to be shortened, with unit infill
+    moved: Bool[np.ndarray, "Q W"]  # predicted positions whose tokens are shuffled
+    runs: Runs | None  # the spans to shorten, with unit infill
 
 
 class Masker:
     """Masks rows for one tokenizer, rule and seed.
 
-    `unigram_counts` holds the occurrences of each id. `apply` needs it if the rule samples random tokens by frequency;
-    `count` does not. Raises UserError if it counts no ordinary token.
+    Args:
+        unigram_counts: How often every id occurs. Only `apply` needs it, if the rule samples tokens by frequency.
+
+    Raises:
+        UserError: unigram_counts has no ordinary token.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Masker:
         self._random_below = round((rule.split.mask + rule.split.random) * 2**32)
         self._thresholds: UInt64[np.ndarray, K] | None = None
         if unigram_counts is not None:
-            # The end of each id's share of the 2**32 values; shares are exact up to one value.
+            # Each id owns a range of the 2**32 values, exact up to one value. A threshold is the end of a range.
             totals = np.cumsum(unigram_counts[self._ordinary_ids]).tolist()
             if not totals or totals[-1] <= 0:
                 raise UserError("the unigram counts contain no ordinary token to sample from; build the examples again")
@@ -103,16 +103,22 @@ class Masker:
         max_predictions: int,
         rates: Float64[np.ndarray, "R"] | None = None,
     ) -> Masked:
-        """Masks each row as in its given epoch, at its own rate if `rates` are given, otherwise at the rule's rate.
+        """Masks rows. Every sequence gets a prediction, unless all its tokens are special.
 
-        Every sequence gets a prediction unless all its tokens are special. Raises ValueError if a row has more than
-        max_predictions (see data.example.max_predictions).
+        Args:
+            epochs: The epoch of every row.
+            max_predictions: M (data.example.max_predictions).
+            rates: The mask rate of every row; None: the rule's rate.
+
+        Raises:
+            ValueError: A row has more than max_predictions predictions.
         """
         row_count, width = rows.input_ids.shape
         sequences = cut(rows, self._kinds.take(rows.input_ids))
         epochs = epochs[sequences.rows]
         chosen = self._choose_positions(sequences, epochs, rates)
-        # From here on, arrays have one element per prediction, in ascending order.
+        # From here on, arrays have one element per prediction, ordered by row and position. A prediction has a sequence
+        # and a position in it, a row, a flat index among the R*T positions of all rows, and a column among the M.
         sequence, position = np.divmod(np.flatnonzero(chosen.predicted), chosen.predicted.shape[1])
         flat_indices = sequences.offsets[sequence] + position
         row = sequences.rows[sequence]
@@ -124,7 +130,7 @@ class Masker:
         states = hashing.combine(_REPLACEMENT, self.seed, epochs, sequences.keys)[sequence]
         picks = cases = hashing.mix(states + position.astype(np.uint64) * hashing.GAMMA)
         if self.rule.unit == "span":
-            # One random choice for the whole span: the hash of its first position.
+            # The hash of a span's first position decides for the whole span.
             firsts = run_starts(sequence, position)
             cases = hashing.mix(states + firsts.astype(np.uint64) * hashing.GAMMA)
         input_ids = rows.input_ids.astype(np.int32)
@@ -146,12 +152,12 @@ class Masker:
         return Masked(input_ids, positions, ids, counts.astype(np.int32), lengths, first_lengths)
 
     def count(self, rows: Rows, epochs: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
-        """Counts the predictions of each row in its epoch."""
+        """Counts the predictions in every row, as in its epoch."""
         sequences = cut(rows, self._kinds.take(rows.input_ids))
         counts = self._budgets(sequences, None)
         met = np.zeros(len(counts), bool)
-        # If a sequence has at least as many one-token words as its budget, every order of words uses up the budget,
-        # because such a word always fits. Most sequences therefore need no random order.
+        # A word of one token always fits. If a sequence has at least as many of these as its budget, any order of words
+        # uses up the budget. So most sequences need no random order.
         if self.rule.unit in ("token", "word") and not self.rule.reorder_rate:
             starts, inside = find_words(sequences)
             starts[:, :-1] &= ~inside[:, 1:]
@@ -164,9 +170,9 @@ class Masker:
         return np.bincount(sequences.rows, counts, minlength=len(rows.input_ids)).astype(np.int64)
 
     def count_words(self, rows: Rows) -> tuple[int, int]:
-        """Counts words, and words that are longer than their sequence's budget.
+        """Returns the number of words, and of words that are longer than their sequence's budget.
 
-        The latter are predicted only if nothing else fits, and then in part.
+        The latter are predicted only if nothing else fits, and then only in part.
         """
         sequences = cut(rows, self._kinds.take(rows.input_ids))
         words = find_words(sequences)
@@ -209,8 +215,9 @@ class Masker:
     ) -> Integer[np.ndarray, "K"]:
         """Replaces tokens in the rule's shares: by [MASK], by a random ordinary token, or not at all.
 
-        The high half of a 64-bit hash in `cases` decides between the three; the low half of one in `picks` picks the
-        random token.
+        Args:
+            cases: Hashes whose high halves choose between the three.
+            picks: Hashes whose low halves pick random tokens.
         """
         case = cases >> np.uint64(32)
         random = np.flatnonzero((case >= self._mask_below) & (case < self._random_below))
@@ -231,26 +238,25 @@ def _shorten(
 ) -> tuple[Int32[np.ndarray, "R T"], Integer[np.ndarray, "R S"], Integer[np.ndarray, "R S"], Int64[np.ndarray, "Q W"]]:
     """Infilling (Lewis et al. 2020, BART, section 2.2): removes all positions of a run but the first.
 
-    An empty run inserts a mask, as long as no more masks are inserted in a sequence than positions are removed from it.
-    So no sequence becomes longer, and packing changes nothing. Free positions become padding.
-
     Args:
-      input_ids: the rows' ids, with the first position of every run already replaced.
+        input_ids: The ids after the first position of every run was replaced.
 
     Returns:
-      The new ids, sequence lengths and first segment lengths, and for each position that stays, its new flat index
-      among the R*T positions.
+        The new ids, sequence lengths and first segment lengths, and the new flat index, among the R*T positions, of
+        every position that stays.
     """
+    # An empty run inserts a mask, but a sequence never gets more masks than it loses positions. So no sequence becomes
+    # longer, and packing does not matter. Free positions at the end of a row become padding.
     columns = np.arange(runs.chosen.shape[1])
     stays = (columns < sequences.lengths[:, None]) & (~runs.chosen | runs.firsts)
     removed = sequences.lengths - np.count_nonzero(stays, axis=1)
     inserts = runs.empty & (np.cumsum(runs.empty, axis=1) <= removed[:, None])
-    widths = stays.astype(np.int64) + inserts
+    widths = stays.astype(np.int64) + inserts  # new positions per old position; an inserted mask comes first
     ends = np.cumsum(widths, axis=1)
     new_first_lengths = (widths * (columns < sequences.first_lengths[:, None])).sum(axis=1)
 
     present = np.flatnonzero(rows.sequence_lengths)
-    filled = np.flatnonzero(sequences.lengths)  # the same sequences among Q
+    filled = np.flatnonzero(sequences.lengths)  # the same sequences, as indices of Q
     lengths, first_lengths = np.zeros((2, *rows.sequence_lengths.shape), rows.sequence_lengths.dtype)
     lengths.reshape(-1)[present] = ends[filled, -1]
     first_lengths.reshape(-1)[present] = new_first_lengths[filled]
@@ -266,10 +272,9 @@ def _shorten(
     return ids, lengths, first_lengths, places
 
 
-# Shuffled trigrams of tokens that are not masked, whose original order the model predicts (Wang et al. 2019,
-# StructBERT, section 2.2.1).
+# Shuffled trigrams, whose original order the model predicts (Wang et al. 2019, StructBERT, section 2.2.1).
 
-LENGTH = 3  # tokens that are shuffled together (the paper's K)
+LENGTH = 3  # tokens in a trigram (the paper's K)
 
 _ORDERS = np.array(list(itertools.permutations(range(LENGTH))))
 
@@ -277,24 +282,25 @@ _ORDERS = np.array(list(itertools.permutations(range(LENGTH))))
 def _trigram_starts(
     sequences: Sequences, words: WordBoundaries, chosen: Bool[np.ndarray, "Q W"]
 ) -> Bool[np.ndarray, "Q W"]:
-    """The positions at which a trigram can begin: three ordinary tokens of one segment, none of them chosen."""
+    """Returns where a trigram can begin: before three ordinary tokens of one segment, none of them chosen."""
     free = (words.starts | words.inside) & ~chosen
     firsts = free.copy()
     for step in range(1, LENGTH):
         firsts[:, :-step] &= free[:, step:]
         firsts[:, max(0, free.shape[1] - step) :] = False
+        # A trigram that begins `step` tokens before segment B would span both segments.
         over = np.flatnonzero((sequences.first_lengths >= step) & (sequences.first_lengths - step < free.shape[1]))
         firsts[over, sequences.first_lengths[over] - step] = False
     return firsts
 
 
 def _choose_trigrams(order: ShuffledWords, budgets: Int64[np.ndarray, "Q"]) -> Bool[np.ndarray, "Q W"]:
-    """The positions of the first trigrams in random order that do not overlap; `budgets` counts trigrams."""
+    """Chooses trigrams in random order that do not overlap, up to `budgets` per sequence; returns their positions."""
     count, width = order.keys.shape
     chosen = np.zeros((count, width), bool)
     flat = chosen.reshape(-1)
     left = budgets.copy()
-    for column in range(width):
+    for column in range(width):  # one candidate per sequence at a time, because it depends on those before
         active = np.flatnonzero((left > 0) & (order.keys[:, column] != order.absent))
         if not active.size:
             break
@@ -308,7 +314,7 @@ def _choose_trigrams(order: ShuffledWords, budgets: Int64[np.ndarray, "Q"]) -> B
 def _shuffle_trigrams(
     original: Int32[np.ndarray, "K"], states: UInt64[np.ndarray, "K"], positions: Int64[np.ndarray, "K"]
 ) -> Int32[np.ndarray, "K"]:
-    """Puts consecutive trigrams in one of their six orders, by the sequence's state and the position."""
+    """Puts every trigram in one of its six orders, chosen by the sequence's state and the position."""
     values = hashing.mix(states[::LENGTH] + positions[::LENGTH].astype(np.uint64) * hashing.GAMMA)
     picks = hashing.bounded((values >> np.uint64(32)).astype(np.uint32), len(_ORDERS))
     return np.take_along_axis(original.reshape(-1, LENGTH), _ORDERS[picks], axis=1).reshape(-1)

@@ -1,4 +1,4 @@
-"""The masking rule as the manifest stores it, and the sequences and words that it applies to."""
+"""The masking rule, and the sequences and words that it applies to."""
 
 import math
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from bert_jax.errors import UserError
 UNITS = ("token", "word", "ngram", "span", "infill")
 RANDOM_TOKENS = ("uniform", "unigram")
 WORDS = ("spaces", "scripts")
-# Lengths of infilled spans in words: Poisson, 0 included (Lewis et al. 2020, section 2.2). Longer ones than the maximum
-# have a probability of 1e-11.
+# The lengths of infilled spans in words are Poisson, 0 included (Lewis et al. 2020, section 2.2). Lengths above the
+# maximum have a probability of 1e-11.
 INFILL_MEAN = 3.0
 INFILL_MAX = 20
 
 
 class ReplacementShares(NamedTuple):
-    """The shares of chosen tokens that become [MASK], become random or stay; they sum to 1."""
+    """The shares of chosen tokens that become [MASK], become random tokens or stay. They sum to 1."""
 
     mask: float
     random: float
@@ -35,11 +35,13 @@ BERT_SHARES = ReplacementShares(0.8, 0.1, 0.1)  # Devlin et al. 2019, section 3.
 class MaskingRule:
     """The unit of masking, its rate, and the replacement of chosen tokens.
 
-    The rate is the predicted share of a sequence's positions, including [CLS] and [SEP]. With unit infill it is the
-    replaced share, and only the first position of a span is predicted. Raises UserError for invalid values.
+    Raises:
+        UserError: A value is invalid.
     """
 
     unit: str = "token"
+    # The share of a sequence's positions, [CLS] and [SEP] included, that is predicted. With unit infill: that is
+    # replaced, since only the first position of a span is predicted.
     rate: float = 0.15
     split: ReplacementShares = BERT_SHARES
     random: str = "uniform"  # or unigram: by frequency in the training rows
@@ -47,7 +49,7 @@ class MaskingRule:
     ngram_max: int = 3  # words (Lan et al. 2020, section 4.1)
     span_p: float = 0.2  # of the geometric distribution of span lengths (Joshi et al. 2020, section 3.1)
     span_max: int = 10  # words (same source)
-    # spaces: words are as the vocabulary marks them; scripts: in scripts without spaces, every token is a word.
+    # spaces: the vocabulary marks the beginnings of words; scripts: in scripts without spaces, every token is a word.
     words: str = "spaces"
 
     def __post_init__(self) -> None:
@@ -77,7 +79,7 @@ class MaskingRule:
 
     @classmethod
     def from_manifest(cls, masking: Mapping[str, Any]) -> "MaskingRule":
-        """The rule in a manifest's `masking`, once bert_jax/data/manifest.py has checked its layout."""
+        """Reads the rule from `masking` in a manifest, whose layout data/manifest.py has checked."""
         if len(masking["split"]) != len(BERT_SHARES):
             raise UserError(f"damaged manifest: masking.split is {masking['split']!r}; copy the folder again")
         values = {name: masking[name] for name in cls.__dataclass_fields__ if name in masking}
@@ -85,7 +87,7 @@ class MaskingRule:
         return cls(**values | {"split": ReplacementShares(*map(float, masking["split"]))})
 
     def to_manifest(self) -> dict[str, Any]:
-        """The JSON values that `from_manifest` reads."""
+        """Returns the JSON values that `from_manifest` reads."""
         values = asdict(self) | {"split": list(self.split)}
         if self.words == "spaces":  # a manifest states a rule only if the text has scripts without spaces
             del values["words"]
@@ -104,26 +106,26 @@ def check_rate(rate: float) -> None:
 # spaces between words; continues any word.
 SPECIAL, WHOLE, INSIDE, UNSPACED, ATTACHED = range(5)
 
-# A sort key has the high 20 bits of a word's hash above the word's position. In 32 bits, which vector instructions
-# sort, the position has 12 bits. Wider rows use 64 bits with the same 20 bits of hash, so the width of a row changes no
-# mask. Two words of equal hash, one pair in a million, keep their order in the sequence.
+# A sort key consists of 20 bits of a word's hash, and the word's position below them. With 12 bits for the position,
+# keys have 32 bits, which vector instructions can sort. Wider rows have 64-bit keys, but the same 20 bits of hash, so
+# the width of a row changes no mask. Words of equal hash (one pair in a million) stay in text order.
 _HASH_BITS = 20
 _NARROW_WIDTH = 2 ** (32 - _HASH_BITS) - 1
 
 
 class Sequences(NamedTuple):
-    """The Q sequences of some rows; W is the greatest length, or T if rows hold one sequence."""
+    """The Q sequences of some rows. W is the greatest length, or T if every row holds one sequence."""
 
     kinds: UInt8[np.ndarray, "Q W"]  # SPECIAL beyond the sequence's end
     keys: UInt64[np.ndarray, "Q"]
-    rows: Int64[np.ndarray, "Q"]  # the row among R
+    rows: Int64[np.ndarray, "Q"]  # index of the row among R
     lengths: Int64[np.ndarray, "Q"]
     first_lengths: Int64[np.ndarray, "Q"]
-    offsets: Int64[np.ndarray, "Q"]  # flat index of its position 0 among the R*T positions of the rows
+    offsets: Int64[np.ndarray, "Q"]  # flat index of the sequence's first position among the R*T positions
 
 
 class WordBoundaries(NamedTuple):
-    """The positions that start a word, and those that continue one; all others are special."""
+    """The positions that start words, and the positions that continue words. All others are special."""
 
     starts: Bool[np.ndarray, "Q W"]
     inside: Bool[np.ndarray, "Q W"]
@@ -132,16 +134,17 @@ class WordBoundaries(NamedTuple):
 class ShuffledWords(NamedTuple):
     """Every sequence's words in random order."""
 
-    keys: UInt[np.ndarray, "Q W"]  # the low bits are the position at which the word starts
+    keys: UInt[np.ndarray, "Q W"]  # sorted; the low bits are the position at which the word starts
     position_mask: int
-    absent: int  # the key of no word; sorts after all words
+    absent: int  # the key of no word, which sorts after all words
 
     def positions(self, keys: UInt[np.ndarray, "*shape"]) -> Int64[np.ndarray, "*shape"]:
+        """Returns the positions at which words start, given their keys."""
         return (keys & self.position_mask).astype(np.int64)
 
 
 def cut(rows: Rows, kinds: UInt8[np.ndarray, "R T"]) -> Sequences:
-    """Splits packed rows into sequences. Rows with one sequence are used without a copy."""
+    """Splits rows into sequences, given the kinds of their tokens."""
     row_count, width = kinds.shape
     lengths = rows.sequence_lengths.astype(np.int64)
     starts = np.cumsum(lengths, axis=1) - lengths + np.arange(row_count)[:, None] * width
@@ -149,7 +152,7 @@ def cut(rows: Rows, kinds: UInt8[np.ndarray, "R T"]) -> Sequences:
     numbers = np.repeat(np.arange(row_count), pack)
     first_lengths = rows.first_segment_lengths.astype(np.int64)
     columns = [part.reshape(-1) for part in (rows.sequence_keys, numbers, lengths, first_lengths, starts)]
-    if pack > 1:
+    if pack > 1:  # a row with one sequence needs no copy, because it begins with its sequence
         present = np.flatnonzero(lengths)
         columns = [column[present] for column in columns]
         lengths, starts = columns[2], columns[4]
@@ -160,16 +163,16 @@ def cut(rows: Rows, kinds: UInt8[np.ndarray, "R T"]) -> Sequences:
 
 
 def find_words(sequences: Sequences) -> WordBoundaries:
-    """The word boundaries. A word is a token with the continuation tokens after it.
+    """Returns the word boundaries. A word is a token with the continuation tokens after it.
 
-    A continuation token after a special token or at the start of a segment starts a word too: truncation cut its word.
-    After a word of a script without spaces, a token of a script with spaces ("Python" in the middle of a Chinese
-    sentence) starts a word, although its vocabulary marks no beginning there.
+    Two kinds of tokens start a word although the vocabulary does not mark them: a continuation token after a special
+    token or at the start of a segment, whose word truncation cut; and, after a word of a script without spaces, a token
+    of a script with spaces ("Python" in a Chinese sentence).
     """
     kinds = sequences.kinds
     inside = kinds == INSIDE
     if (kinds > INSIDE).any():
-        # For each position, the last one up to it whose token is not attached to the one before.
+        # For every position, the latest position up to it whose token is not attached to the token before.
         columns = np.arange(kinds.shape[1], dtype=np.int32)
         base = np.maximum.accumulate(np.where(kinds == ATTACHED, np.int32(0), columns), axis=1)
         inside[:, 1:] &= np.take_along_axis(kinds, base[:, :-1], axis=1) != UNSPACED
@@ -182,11 +185,11 @@ def find_words(sequences: Sequences) -> WordBoundaries:
 
 
 def shuffle(starts: Bool[np.ndarray, "Q W"], states: UInt64[np.ndarray, "Q"]) -> ShuffledWords:
-    """The words that start at `starts`, ordered by their hashes."""
+    """Orders the words that start at `starts` by their hashes."""
     width = starts.shape[1]
     positions = np.arange(width, dtype=np.uint32)
-    # MurmurHash3's 32-bit finalizer (Appleby, public domain) with half of the sequence's state added before each
-    # product. This is most of the work of masking, and 32-bit lanes are several times as fast as 64-bit lanes.
+    # MurmurHash3's 32-bit finalizer (Appleby, public domain), with half of the sequence's state added before each
+    # product. This takes most of masking's time, and 32-bit vector lanes are several times as fast as 64-bit lanes.
     words = positions * np.uint32(0x9E3779B1) + states.astype(np.uint32)[:, None]
     words ^= words >> np.uint32(16)
     words *= np.uint32(0x85EBCA6B)
@@ -200,7 +203,7 @@ def shuffle(starts: Bool[np.ndarray, "Q W"], states: UInt64[np.ndarray, "Q"]) ->
     bits = keys.dtype.itemsize * 8
     keys <<= bits - _HASH_BITS
     keys |= positions.astype(keys.dtype)
-    keys |= starts.astype(keys.dtype) - 1  # all ones where no word starts: the key of no word
+    keys |= starts.astype(keys.dtype) - 1  # 0 - 1 is all ones, the key of no word
     keys.sort(axis=1)
     return ShuffledWords(keys, 2 ** (bits - _HASH_BITS) - 1, 2**bits - 1)
 
@@ -208,7 +211,8 @@ def shuffle(starts: Bool[np.ndarray, "Q W"], states: UInt64[np.ndarray, "Q"]) ->
 def mark(
     chosen: Bool[np.ndarray, "Q W"], flat_indices: Int64[np.ndarray, "K"], lengths: Int64[np.ndarray, "K"]
 ) -> None:
-    """Marks runs, given their first flat indices and their lengths."""
+    """Marks runs of positions, given their first flat indices and their lengths."""
+    # Step k marks the k-th positions of all runs that are long enough.
     flat = chosen.reshape(-1)
     step = 0
     while flat_indices.size:

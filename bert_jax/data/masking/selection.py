@@ -26,13 +26,13 @@ _WORDS_LOOK_AHEAD = 8
 def choose_words(
     words: WordBoundaries, order: ShuffledWords, budgets: Int64[np.ndarray, "Q"]
 ) -> Bool[np.ndarray, "Q W"]:
-    """The chosen positions: whole words in random order, as long as they fit their sequence's budget."""
+    """Chooses whole words in random order, skipping words that exceed the rest of their sequence's budget."""
     keys, absent = order.keys, order.absent
     chosen = np.zeros(keys.shape, bool)
     count, width = keys.shape
 
-    # Phase 1 takes all words before the first one that does not fit together. A word has at least one token, so no more
-    # words than the largest budget are needed.
+    # Phase 1 takes words until the first one that does not fit. A word has at least one token, so no sequence needs to
+    # look at more words than the largest budget.
     head = keys[:, : min(width, int(budgets.max(initial=1)))]
     flat_indices, lengths = _located(head, np.arange(count), words.inside, order)
     totals = np.cumsum(lengths, axis=1)
@@ -41,7 +41,7 @@ def choose_words(
     remaining = budgets - np.where(taken, totals, 0).max(axis=1, initial=0)
     next_word = taken.sum(axis=1)
 
-    # Phase 2 continues word by word over the few sequences that still have budget and words.
+    # Phase 2 continues word by word for the few sequences that have budget and words left.
     active = np.flatnonzero(remaining > 0)
     while active.size:
         columns = next_word[active, None] + np.arange(_WORDS_LOOK_AHEAD)
@@ -67,10 +67,8 @@ def take_heads(
     budgets: Int64[np.ndarray, "Q"],
     none: Int64[np.ndarray, "A"],
 ) -> None:
-    """Marks the first word, or as much of it as fits, in the sequences `none`, in which nothing was chosen.
-
-    With unit infill that word may fit: the run that began at it was empty, and no other word fitted.
-    """
+    """Marks the first word, or as much of it as fits, in the sequences `none`, in which nothing was chosen."""
+    # With unit infill the word may fit as a whole, if the run at it was empty and no other word fitted.
     none = none[order.keys[none, 0] != order.absent]
     flat_indices, lengths = _located(order.keys[none, :1], none, words.inside, order)
     mark(chosen, flat_indices[:, 0], np.minimum(lengths[:, 0], budgets[none]))
@@ -82,7 +80,7 @@ def _located(
     inside: Bool[np.ndarray, "Q W"],
     order: ShuffledWords,
 ) -> tuple[Int64[np.ndarray, "A C"], Int64[np.ndarray, "A C"]]:
-    """Every word's first flat index and length in tokens; absent words exceed any budget."""
+    """Returns every word's first flat index and its length in tokens. The length of absent words exceeds any budget."""
     width = inside.shape[1]
     flat = inside.reshape(-1)
     present = keys != order.absent
@@ -92,8 +90,8 @@ def _located(
     growing = np.arange(first.size)
     while growing.size:
         following = first[growing] + sizes[growing]
-        # The position after a sequence's last one is column 0 of the next, which never continues a word; `clip` handles
-        # the last sequence.
+        # After a sequence's last position comes column 0 of the next sequence, which never continues a word. `clip` is
+        # for the last sequence.
         continues = flat.take(following, mode="clip") & (following < flat.size)
         growing = growing[continues]
         sizes[growing] += 1
@@ -109,18 +107,18 @@ _RUNS_LOOK_AHEAD = 8
 
 
 class Runs(NamedTuple):
-    """The chosen positions. With unit infill alone, also their division into runs, and the empty runs."""
+    """The chosen positions. `firsts` and `empty` are set only with unit infill."""
 
     chosen: Bool[np.ndarray, "Q W"]
-    firsts: Bool[np.ndarray, "Q W"]  # the first position of each run
-    empty: Bool[np.ndarray, "Q W"]  # the positions before which an empty run is
+    firsts: Bool[np.ndarray, "Q W"]  # first positions of runs
+    empty: Bool[np.ndarray, "Q W"]  # positions before which there is an empty run
 
 
 class RunLengths:
     """The distribution of run lengths in words.
 
-    N-gram probabilities are normalized over the lengths for which there is room; other runs are cut to the room. Only
-    an infilled run may be empty.
+    N-gram probabilities are normalized over the lengths for which there is room. Other runs are cut to the room. Only
+    infilled runs may be empty.
     """
 
     def __init__(self, rule: MaskingRule) -> None:
@@ -132,8 +130,8 @@ class RunLengths:
             weights = np.array([INFILL_MEAN**size / math.factorial(size) for size in sizes.tolist()])
         else:
             weights = 1 / sizes if self._grams else (1 - rule.span_p) ** (sizes - 1)
-        # By room, thresholds for a uniform 32-bit value: the fewest words below the first, one more below the second,
-        # and so on.
+        # Thresholds for a uniform 32-bit value, one column per room: below the first, a run has the fewest words, below
+        # the second one word more, and so on.
         self._thresholds = np.full((weights.size, self._most), 2**32, np.uint64)
         for room in range(1, self._most + 1):
             possible = weights[:room] if self._grams else weights
@@ -142,7 +140,7 @@ class RunLengths:
     def draw(
         self, values: UInt64[np.ndarray, "*shape"], room: Integer[np.ndarray, "*shape"]
     ) -> Integer[np.ndarray, "*shape"]:
-        """Run lengths from uniform 32-bit values and the number of words that fit (`room`, 1 or more)."""
+        """Maps uniform 32-bit values to run lengths, given the number of words that fit (`room`, at least 1)."""
         room = np.minimum(room, self._most)
         sizes = np.full_like(room, self._fewest)
         for thresholds in self._thresholds[:-1]:
@@ -153,14 +151,14 @@ class RunLengths:
 class _Text(NamedTuple):
     """The K words of all sequences in text order, over N = Q*W positions.
 
-    They form R stretches: maximal series of words without a special token or segment border in between.
+    They form R stretches: series of words without a special token or segment border in between.
     """
 
-    starts: Int64[np.ndarray, "K+1"]  # flat index at which each word starts, ascending; then N
-    number: Int32[np.ndarray, "N"]  # for each position, the last word that starts there or before
-    stretch: Int32[np.ndarray, "K"]  # the stretch of each word
-    words: Int32[np.ndarray, "R"]  # the first word after each stretch
-    ends: Int64[np.ndarray, "R"]  # the first position after each stretch
+    starts: Int64[np.ndarray, "K+1"]  # flat index at which a word starts, ascending; then N
+    number: Int32[np.ndarray, "N"]  # the last word that starts at or before a position
+    stretch: Int32[np.ndarray, "K"]  # a word's stretch
+    words: Int32[np.ndarray, "R"]  # the first word after a stretch
+    ends: Int64[np.ndarray, "R"]  # the first position after a stretch
 
 
 def choose_runs(
@@ -171,9 +169,10 @@ def choose_runs(
     states: UInt64[np.ndarray, "Q"],
     rule: MaskingRule,
 ) -> Runs:
-    """The runs that begin at words in random order, within each sequence's budget.
+    """Chooses runs that begin at words in random order, within the sequences' budgets.
 
-    `states` seed the lengths of runs. The package's docstring describes runs that meet.
+    Args:
+        states: Seed the lengths of runs.
     """
     text, lengths = _text(sequences, words), RunLengths(rule)
     count, width = words.starts.shape
@@ -188,13 +187,13 @@ def choose_runs(
         positions = np.where(present, order.positions(ahead), 0)
         begins = positions + active * width
         values = hashing.mix(states[active] + positions.astype(np.uint64) * hashing.GAMMA) >> np.uint64(32)
-        # A run ends after its words, and at the end of its stretch at the latest.
+        # A run ends after its words, but at the latest where its stretch ends.
         numbers = text.number[begins]
         stretches = text.stretch[numbers]
         sizes = lengths.draw(values, text.words[stretches] - numbers)
         ends = np.where(present, np.minimum(text.starts[numbers + sizes], text.ends[stretches]), begins)
         left = remaining[active]
-        # Within a sequence, candidates take their positions one after another; sequences are independent.
+        # The candidates of a sequence depend on one another, so they take positions in turn. Sequences do not.
         for begin, end, exists in zip(begins, ends, present, strict=True):
             if rule.unit == "infill":
                 empty = begin[exists & (begin == end) & (left > 0)]
@@ -217,13 +216,13 @@ def _take(
     text: _Text,
     rule: MaskingRule,
 ) -> None:
-    """Marks at most one run per sequence, and subtracts its size from `left`, the rest of the budgets."""
+    """Marks up to one run per sequence, and subtracts its size from `left`, the rest of the budget."""
     sizes = ends - begins
-    # A run that exceeds the budget ends before the word that does not fit whole.
+    # A run that exceeds the budget ends before the first word that does not fit.
     long = np.flatnonzero(sizes > left)
     if long.size:
         sizes[long] = text.starts[text.number[begins[long] + left[long]]] - begins[long]
-    # An earlier run stops this one where they meet; an n-gram that meets one is not taken at all.
+    # A run ends where it meets an earlier run. An n-gram that meets one is not taken at all.
     columns = np.arange(int(sizes.max()) + 1)
     window = begins[:, None] + columns
     stops = runs.chosen.take(window, mode="clip")
@@ -242,7 +241,8 @@ def _take(
 def _text(sequences: Sequences, words: WordBoundaries) -> _Text:
     width = words.starts.shape[1]
     special = ~(words.starts | words.inside).reshape(-1)
-    border = np.zeros(special.size + 1, bool)  # positions that a run cannot continue into, apart from special tokens
+    # Apart from special tokens, a run cannot continue into a new sequence (column 0) or segment.
+    border = np.zeros(special.size + 1, bool)
     border[::width] = True
     second = np.flatnonzero(sequences.first_lengths < width)
     border[second * width + sequences.first_lengths[second]] = True
@@ -260,7 +260,7 @@ def _text(sequences: Sequences, words: WordBoundaries) -> _Text:
 
 
 def run_starts(sequences: Integer[np.ndarray, "K"], positions: Integer[np.ndarray, "K"]) -> Integer[np.ndarray, "K"]:
-    """For each chosen position, the first position of its run of consecutive ones; both arguments are ascending."""
+    """Returns the first position of every position's run of consecutive positions; both arguments are ascending."""
     new = np.ones(positions.size, bool)
     new[1:] = (np.diff(sequences) != 0) | (np.diff(positions) != 1)
     firsts = np.flatnonzero(new)
@@ -268,10 +268,7 @@ def run_starts(sequences: Integer[np.ndarray, "K"], positions: Integer[np.ndarra
 
 
 class SpanTargets(NamedTuple):
-    """Inputs for the span boundary objective (Joshi et al. 2020, section 3.2): fields of Batch, by name.
-
-    Positions are those in the row; 0 in fillers.
-    """
+    """Batch fields for the span boundary objective (Joshi et al. 2020, section 3.2); 0 in fillers."""
 
     span_left: Int32[np.ndarray, "R M"]  # the position before the span
     span_right: Int32[np.ndarray, "R M"]  # the position after the span
@@ -283,10 +280,9 @@ def span_targets(
     counts: Int32[np.ndarray, "R"],
     sequence_ids: Int32[np.ndarray, "R T"],
 ) -> SpanTargets:
-    """The boundaries of the span around every prediction: a run of predicted positions in one sequence.
+    """Finds the span around every prediction: a run of predicted positions in one sequence.
 
-    So static masks need to store no spans. Both boundaries lie in the span's sequence, which begins and ends with
-    special tokens. If a sequence lacks these, the first or last position of the span stands for the missing boundary.
+    So shards with static masks do not have to store spans.
     """
     (count, width), most = sequence_ids.shape, masked_positions.shape[1]
     real = np.flatnonzero(np.arange(most) < counts[:, None])
@@ -300,6 +296,8 @@ def span_targets(
     firsts = np.flatnonzero(new)
     sizes = np.diff(firsts, append=flat_indices.size)
     begins, origins, span_ids = flat_indices[firsts], row[firsts] * width, ids[firsts]
+    # Both boundaries lie in the span's sequence, which begins and ends with special tokens. If a sequence lacks these,
+    # the first or last position of the span stands for the missing boundary.
     left = np.maximum(begins - 1, origins)
     left = np.where(flat[left] == span_ids, left, begins)
     right = np.minimum(begins + sizes, origins + width - 1)

@@ -1,6 +1,10 @@
-"""The items of the groups training, finetuning and inference, for freeze.py."""
+"""The items of all groups except commands, for freeze.py: what a checkout's commands write."""
 
+import collections
+import gzip
 import json
+import lzma
+import math
 import random
 import re
 import shutil
@@ -8,9 +12,90 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from freeze_sandbox import Sandbox, arrays, hashes, options, read_json, read_lines, without_volatile, workdir
+from freeze_sandbox import Sandbox, arrays, hashes, options, read_json, read_lines, sha256, without_volatile, workdir
 
 Item = tuple[str, Callable[[], Any]]
+
+BOOKS = ("irving_rip_van_winkle", "dickens_a_christmas_carol")
+PARAGRAPHS = 3  # of a document
+DOCUMENTS = 60
+
+TOKENIZERS = {
+    "wordpiece": "--kind=wordpiece --vocab_size=500 --lowercase",
+    "cased": "--vocab_size=600",
+    "bpe": "--kind=bpe --vocab_size=500",
+    "unigram": "--kind=unigram --vocab_size=400",
+    "sentencepiece_bpe": "--kind=sentencepiece_bpe --vocab_size=400 --lowercase",
+}
+
+# The tokenizer, and the flags of build_examples in addition to input, output and tokenizer.
+SHARDS = {
+    "nsp": ("wordpiece", "--seq_len=32 --mask_unit=word --dupe_factor=2 --workers=2"),
+    "packed": ("cased", "--seq_len=64 --objective=nsp --pack=4"),
+    "static": ("wordpiece", "--seq_len=32 --masking=static --mask_rate=0.2 --seed=7"),
+    "ngram": ("wordpiece", "--seq_len=48 --objective=sop --masking=static --mask_unit=ngram --workers=1"),
+    "bpe": ("bpe", "--seq_len=32 --objective=full_sentences --random_tokens=unigram"),
+    "sentences": ("unigram", "--seq_len=32 --objective=doc_sentences --pack=3 --mask_unit=word"),
+    "span": ("cased", "--seq_len=32 --objective=single --mask_unit=span"),
+    "span_static": ("cased", "--seq_len=32 --objective=single --mask_unit=span --masking=static --dupe_factor=2"),
+    "reordered": ("sentencepiece_bpe", "--seq_len=32 --objective=single --masking=static --reorder_rate=0.1"),
+    "corrupted": ("wordpiece", "--seq_len=32 --delete_rate=0.05 --insert_rate=0.05 --short_seq_prob=0.5"),
+    "cached": ("wordpiece", "--seq_len=32 --mask_unit=word --dupe_factor=2 --token_cache=shards/cache"),
+}
+MIXED = "--seq_len=32 --weights=1,0.5 --dedup --on_error=skip --objective=full_sentences --eval_fraction=0"
+
+
+def write_text(sandbox: Sandbox) -> dict[str, str]:
+    """Writes the small corpora from the sample text of the checkout; returns their hashes."""
+    paragraphs: list[str] = []
+    for book in BOOKS:
+        packed = (sandbox.checkout / "data_prep" / "sample" / "books" / f"{book}.txt.xz").read_bytes()
+        paragraphs += [line for line in lzma.decompress(packed).decode("utf-8").split("\n") if line]
+    starts = range(0, DOCUMENTS * PARAGRAPHS, PARAGRAPHS)
+    documents = ["\n".join(paragraphs[start : start + PARAGRAPHS]) for start in starts]
+    folder = sandbox.work / "shards"
+    plain = ("\n\n".join(documents) + "\n").encode("utf-8")
+    # The same document twice, for --dedup, and a line that is not JSON, for --on_error.
+    lines = [json.dumps({"text": one}) for one in (*documents[:20], documents[3])]
+    (folder / "text.txt").write_bytes(plain)
+    (folder / "more.jsonl.gz").write_bytes(gzip.compress("\n".join([*lines, "{"]).encode("utf-8"), mtime=0))
+    return {"text.txt": sha256(plain), "more.jsonl": sha256("\n".join(lines).encode("utf-8"))}
+
+
+def shards(sandbox: Sandbox) -> Iterator[Item]:
+    work = sandbox.work
+
+    def tokenizer(name: str, flags: str) -> Any:
+        output = f"shards/tokenizer_{name}"
+        sandbox.run("train-tokenizer", "--input=shards/text.txt", f"--output={output}", *flags.split())
+        return hashes(work / output)
+
+    def build(name: str, words: str, flags: str, text: str = "shards/text.txt") -> Any:
+        output = f"shards/{name}"
+        files = (f"--input={text}", f"--tokenizer=shards/tokenizer_{words}", f"--output={output}", "--unit_mb=0.05")
+        held_out = () if "eval_fraction" in flags else ("--eval_fraction=0.2",)
+        sandbox.run("build-examples", *files, *held_out, *flags.split())
+        return hashes(work / output)
+
+    def copied() -> Any:
+        sandbox.run("copy-examples", "--input=shards/nsp", "--output=shards/copied")
+        return hashes(work / "shards" / "copied")
+
+    yield "text", lambda: write_text(sandbox)
+    for name, flags in TOKENIZERS.items():
+        yield f"tokenizer_{name}", lambda name=name, flags=flags: tokenizer(name, flags)
+    for name, (words, flags) in SHARDS.items():
+        yield name, lambda name=name, words=words, flags=flags: build(name, words, flags)
+    yield "mixed", lambda: build("mixed", "bpe", MIXED, "shards/text.txt,shards/more.jsonl.gz")
+    yield "copied", copied
+    yield (
+        "inspected",
+        lambda: [
+            sandbox.attempt("inspect-shards", f"shards/{name}", "--verify").returncode
+            for name in ("nsp", "ngram", "sentences", "mixed")
+        ],
+    )
+
 
 # LLVM's optimizations are left out of short runs: compiling takes most of their time.
 FAST = "--xla_backend_optimization_level=0"
@@ -19,6 +104,8 @@ EIGHT = f"{FAST} --xla_force_host_platform_device_count=8"
 TINY = "model.layers=2 model.width=32 model.heads=4 model.feed_forward=48 model.max_positions=64"
 RUN = "compute_dtype=float32 batch_size=8 steps=4 log_every=1 checkpoint.every_steps=2 eval.every_steps=2"
 MUON = "optimizer=muon optimizer.schedule=wsd optimizer.ema_decay=0.9 optimizer.decays={'encoder/layers/0/':0.1}"
+
+RAMP = "microbatches=2 batch_schedule={0:4,2:8} data.mask_schedule={0:0.3,2:0.1}"
 
 # The recipe, the shards, XLA_FLAGS and the keys that each pretraining run sets in addition to TINY and RUN.
 PRETRAINING = {
@@ -32,12 +119,7 @@ PRETRAINING = {
     "relative": ("relative.py:buckets", "span", FAST, "optimizer.layer_decay=0.9"),
     "lamb": ("bert_large.py:lamb", "nsp", FAST, "optimizer.learning_rate=1e-3"),
     "muon": ("bert_tiny.py", "nsp", FAST, MUON),
-    "microbatches": (
-        "bert_tiny.py",
-        "nsp",
-        FAST,
-        "microbatches=2 batch_schedule={0:4,2:8} data.mask_schedule={0:0.3,2:0.1}",
-    ),
+    "microbatches": ("bert_tiny.py", "nsp", FAST, RAMP),
     "phases": ("bert_tiny.py", "nsp", FAST, "data.phases={2:'shards/packed_wordpiece'} seed=3"),
     "mesh": ("bert_tiny.py", "nsp", EIGHT, "mesh.data=2 mesh.fsdp=2 mesh.tensor=2"),
 }
@@ -71,6 +153,7 @@ WORDS = (
     "ghost",
     "of",
 )
+LENGTHS = ("short", "long")
 
 
 def training(sandbox: Sandbox) -> Iterator[Item]:
@@ -233,10 +316,7 @@ def write_tasks(folder: Path) -> None:
     for part, count in (("train", 24), ("dev", 8), ("test", 8)):
         sentences = [draw.choices(WORDS, k=draw.randint(3, 12)) for _ in range(count)]
         texts = {
-            "text.tsv": [
-                "text\tlabel",
-                *(f"{' '.join(one)}\t{'long' if len(one) > 7 else 'short'}" for one in sentences),
-            ],
+            "text.tsv": ["text\tlabel", *(f"{' '.join(one)}\t{LENGTHS[len(one) > 7]}" for one in sentences)],
             "score.tsv": ["text\tlabel", *(f"{' '.join(one)}\t{len(one) / 4}" for one in sentences)],
             "tags.conll": [line for one in sentences for line in (*_tags(one), "")],
             "question.jsonl": [json.dumps(_question(draw, one, number)) for number, one in enumerate(sentences)],
@@ -270,3 +350,91 @@ def _spans(words: list[str]) -> dict[str, Any]:
     """The first word, and the first two as another type; the second span belongs to the first."""
     spans = [{"start": 0, "end": 1, "label": "WORD"}, {"start": 0, "end": 2, "label": "PAIR"}]
     return {"tokens": words, "spans": spans, "relations": [{"head": 1, "tail": 0, "label": "holds"}]}
+
+
+TOLERANCE = 0.005  # of a plan's cycles, seconds and bytes; its FLOPs are equal
+RECIPES = ("bert_tiny", "bert_base")
+DOT = r"= \w+\[([\d,]*)\]\S* dot\((?:\w+\[[\d,]*\]\S* )?(%[\w.\-]+),.*lhs_contracting_dims=\{([\d,]*)\}"
+STEP = {"steps": 1, "batch_size": 4, "compute_dtype": "float32"}
+
+
+def compiled_steps(sandbox: Sandbox) -> Iterator[Item]:
+    for recipe in RECIPES:
+        yield recipe, lambda recipe=recipe: _compiled_step(sandbox, recipe)
+
+
+def _compiled_step(sandbox: Sandbox, recipe: str) -> Any:
+    """The train step of a run of one step: of the programs that the run compiles it has the most matmuls."""
+    dump, run = sandbox.work / "hlo" / f"{recipe}_dump", sandbox.work / "hlo" / recipe
+    flags = f"--xla_dump_to={dump} --xla_dump_hlo_as_text"
+    files = (sandbox.recipe(f"{recipe}.py"), f"--workdir={run}", "--config.data.train=shards/nsp")
+    # A program that comes from the cache is not compiled, and so not written.
+    fresh = {"JAX_ENABLE_COMPILATION_CACHE": "0", "JAX_COMPILATION_CACHE_DIR": str(dump / "cache")}
+    sandbox.run("pretrain", *files, *options(STEP), XLA_FLAGS=flags, **fresh)
+    shutil.rmtree(run)  # a checkpoint of BERT-Base is a gigabyte
+    programs = [file.read_text(encoding="utf-8") for file in dump.glob("*.cpu_after_optimizations.txt")]
+    text = max(programs, key=lambda program: program.count(" dot("))
+    shutil.rmtree(dump)
+    normalized = normalize(text)
+    kept = sandbox.work / "hlo" / f"{recipe}.txt.gz"
+    kept.write_bytes(gzip.compress(normalized.encode("utf-8"), mtime=0))
+    return {"text": sha256(normalized.encode("utf-8")), "opcodes": opcodes(text), "matmul FLOPs": matmul_flops(text)}
+
+
+def normalize(text: str) -> str:
+    """HLO without names, source locations and the tables of files and functions: what is left is the program itself."""
+    text = re.sub(r", metadata=\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}", "", text)
+    text = re.sub(r"\n(?:FileNames|FunctionNames|FileLocations|StackFrames)\n.*?(?=\n\n)", "", text, flags=re.DOTALL)
+    text = re.sub(r"^HloModule \S+", "HloModule", text)
+    numbers: dict[str, str] = {}
+    text = re.sub(r"%[\w.\-]+", lambda match: numbers.setdefault(match[0], f"%{len(numbers)}"), text)
+    # Parameters of a computation's signature are named without a percent sign.
+    return re.sub(r"([(,] ?)[\w.\-]+: ", r"\1", text)
+
+
+def opcodes(text: str) -> dict[str, int]:
+    """How many instructions there are by opcode."""
+    found = re.findall(r"^\s+(?:ROOT )?%[\w.\-]+ = .*? ([a-z][\w\-]*)\(", text, flags=re.MULTILINE)
+    return dict(sorted(collections.Counter(found).items()))
+
+
+def matmul_flops(text: str) -> int:
+    """Twice the multiply-adds of every dot, those of loop bodies once."""
+    shapes = dict(re.findall(r"(%[\w.\-]+) = \w+\[([\d,]*)\]", text))
+    dots = re.findall(DOT, text)
+    total = 0
+    for result, left, contracted in dots:
+        sizes = _sizes(shapes[left])
+        total += 2 * math.prod(_sizes(result)) * math.prod(sizes[axis] for axis in _sizes(contracted))
+    return total
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in text.split(",") if size]
+
+
+def explain(old: Any, new: Any) -> list[str]:
+    """Describes how two compiled steps differ, by opcode, or reports that the counts of opcodes are equal."""
+    if "opcodes" not in old or "opcodes" not in new:
+        return [f"{old} -> {new}"[:400]]
+    names = sorted({*old["opcodes"], *new["opcodes"]})
+    counts = [(name, old["opcodes"].get(name, 0), new["opcodes"].get(name, 0)) for name in names]
+    found = [f"{name}: {before} -> {after}" for name, before, after in counts if before != after]
+    flops = f"matmul FLOPs: {old['matmul FLOPs']} -> {new['matmul FLOPs']}"
+    return ["the text differs", flops, *(found or ["the opcodes are the same"])]
+
+
+def plans(sandbox: Sandbox) -> Iterator[Item]:
+    for recipe in RECIPES:
+        yield recipe, lambda recipe=recipe: _plan(sandbox, recipe)
+
+
+def _plan(sandbox: Sandbox, recipe: str) -> Any:
+    """A plan without its prose. Integers of FLOPs are written as text, to which no tolerance applies."""
+    file = Path("tpu") / f"{recipe}.json"
+    arguments = (sandbox.recipe(f"{recipe}.py"), "--topology=v5e:4x4", "--seq_len=128", f"--json={file}")
+    tpu = {"path": sandbox.libtpu, "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+    sandbox.run("plan", *arguments, **tpu)
+    plan = json.loads((sandbox.work / file).read_text(encoding="utf-8"))
+    plan["flops"] = {name: str(value) for name, value in plan["flops"].items()}
+    return {name: value for name, value in plan.items() if name != "notes"}
