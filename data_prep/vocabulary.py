@@ -24,7 +24,11 @@ _MUCH_UNKNOWN = 0.01  # of the characters
 
 @dataclass(frozen=True)
 class TokenizerOptions(ReadingOptions):
-    """Options for training. Raises UserError, with the flag's name, for a value out of range."""
+    """Options of `train` and of the command, which also describes them.
+
+    Raises:
+        UserError: A value is out of range. The message names the flag.
+    """
 
     input: str | Path = option(help="text, as build_examples reads it: globs, separated by commas", metavar="GLOB")
     output: str | Path = option(help="the folder to create", metavar="DIR")
@@ -65,9 +69,8 @@ class TokenizerOptions(ReadingOptions):
 def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
     """Trains a tokenizer as the command does, writes its folder, and returns it.
 
-    With more than one worker and a dump of a wiki, call it under `if __name__ == "__main__"` in a script, as
-    multiprocessing requires. With `alpha`, it prints the languages' shares. It warns if the text gives fewer
-    tokens than requested, and if many words are too long for WordPiece.
+    Prints the languages' shares (with `alpha`), and warnings about the text. If several workers read a wiki dump, call
+    this under `if __name__ == "__main__"` in a script, as multiprocessing requires.
 
     Raises:
         UserError: The corpus is empty or unreadable, vocab_size is too small for the characters, or the output exists.
@@ -75,7 +78,7 @@ def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
     reading = options.reading(options.workers or processes.cores())
     groups = {"all": str(options.input)}
     if options.alpha is not None:
-        # The patterns of --input are languages, or its files if there is one pattern.
+        # Each pattern of --input is a language. With a single pattern, each of its files is one.
         languages = patterns(str(options.input))
         if len(languages) < 2:
             languages = [source.path for source in find_sources(str(options.input))]
