@@ -13,7 +13,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import as_completed
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from data_prep import build_options, engines, output_files, processes, summary, 
 from data_prep import job as jobs
 from data_prep.build_options import NOT_COMPARED, Arguments, BuildOptions, Share
 from data_prep.merge import merge
-from data_prep.processes import KILLED
 from data_prep.readers import datasets
 from data_prep.readers.corpus import Corpus, Source, find_sources, patterns
 from data_prep.sequences import fewest_documents
@@ -90,7 +88,7 @@ def build_share(options: BuildOptions, *, quiet: bool = True, own: tuple[Path, .
     arguments = _arguments(options, share, sources, tokenizer)
     # Other engines have their workers elsewhere, so this process reads for all of them with every core.
     readers = (options.workers if options.engine == "local" else 0) or processes.cores()
-    corpus = Corpus(arguments.sources, options.reading(readers))
+    corpus = Corpus(arguments.sources, dataclasses.replace(options, workers=readers))
     cleaning = summary.cleaning_reports(arguments.sources)
     cache = None
     if options.token_cache is not None:
@@ -256,8 +254,6 @@ def _run_here(options: BuildOptions, missing: list[Share], folder: Path) -> Iter
         try:
             for future in as_completed([pool.submit(build_part, part) for part in parts]):
                 yield future.result()
-        except BrokenProcessPool:
-            raise UserError(f"{KILLED}, with fewer --workers") from None
         except BaseException:
             # Finished units are kept, so the processes may stop at any instant.
             pool.shutdown(wait=False, cancel_futures=True)

@@ -14,14 +14,14 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from bert_jax.config import options as option_lib
-from bert_jax.config.options import Valid, between, check, option
+from bert_jax.config.options import Valid, between, option
 from bert_jax.data.example import max_predictions
 from bert_jax.data.manifest import COUNTED, PAIRS, SCHEMA_VERSION
 from bert_jax.data.masking import rule as masking_rule
 from bert_jax.data.masking.rule import MaskingRule, ReplacementShares
 from bert_jax.errors import UserError
 from data_prep import output_files, sequences
-from data_prep.readers.corpus import ReadingOptions, Source
+from data_prep.readers.corpus import Reading, Source
 from data_prep.sentences import RULE_VERSION
 
 MOST = 2048  # shares; times UNITS it gives the 31 bits that a sequence key has for the unit's number
@@ -64,7 +64,7 @@ def parse_share(part: str) -> list[Share]:
     if added is not None and int(added) < MOST:
         return [Share(int(added), 0)]
     shares = [Share(index, int(of)) for index in range(int(of))] if of is not None and int(of) <= MOST else []
-    if number != "all":
+    if number is not None and number != "all":
         shares = [share for share in shares if share.number == int(number)]
     if not shares:
         raise UserError(f"--part {part}: use I/N with I from 0 to N - 1, all/N, or +NUMBER, and at most {MOST} shares")
@@ -157,7 +157,7 @@ same text and options give the same shards, byte for byte, with any number of wo
 
 
 @dataclass(frozen=True)
-class BuildOptions(ReadingOptions):
+class BuildOptions(Reading):
     """Options of `build` and of the command, which also describes them.
 
     Raises:
@@ -295,7 +295,7 @@ class BuildOptions(ReadingOptions):
     )
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         sequences.check(self.objective)
         parse_share(self.part)
         is_static, is_pair = self.masking == "static", self.objective in PAIRS

@@ -78,10 +78,20 @@ def begin(workers: int) -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def open_pool(workers: int) -> ProcessPoolExecutor:
-    """Opens a pool, whose processes are forked from the server process."""
+@contextlib.contextmanager
+def open_pool(workers: int, killed: str = f"{KILLED}, with fewer --workers") -> Iterator[ProcessPoolExecutor]:
+    """Opens a pool of processes, which are forked from the server process.
+
+    Raises:
+        UserError: The system killed a process. The message is `killed`.
+    """
     begin(workers)
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("forkserver"), initializer=_start_worker)
+    context = multiprocessing.get_context("forkserver")
+    try:
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool:
+            yield pool
+    except BrokenProcessPool:
+        raise UserError(killed) from None
 
 
 def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
@@ -99,21 +109,18 @@ def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers:
     if workers <= 1 or len(first) < 2:
         yield from map(work, items)
         return
-    pool = open_pool(workers)
+    killed = "a process that reads --input was killed, perhaps because memory ran out. Use fewer --workers"
     pending: deque[Future[Result]] = deque()
-    try:
-        for item in items:
-            pending.append(pool.submit(work, item))
-            if len(pending) > 2 * workers:
+    with open_pool(workers, killed) as pool:
+        try:
+            for item in items:
+                pending.append(pool.submit(work, item))
+                if len(pending) > 2 * workers:
+                    yield pending.popleft().result()
+            while pending:
                 yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    except BrokenProcessPool:
-        raise UserError(
-            "a process that reads --input was killed, perhaps because memory ran out. Use fewer --workers"
-        ) from None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _start_worker() -> None:
@@ -184,8 +191,6 @@ def run_units(
                     del pending[future]
                     yield work(directory, unit)
             yield from (future.result() for future in as_completed(pending))
-        except BrokenProcessPool:
-            raise UserError(f"{KILLED}, with fewer --workers") from None
         finally:
             waiting.shutdown(wait=True, cancel_futures=True)
 

@@ -118,7 +118,7 @@ def detect_language(text: str) -> str:
 
 def document_sentences(document: str) -> list[str]:
     """Splits a document's lines into sentences."""
-    return joined_sentences(document).sentences
+    return joined_sentences(document)[0]
 
 
 def split_sentences(line: str, language: str | None = None) -> list[str]:
@@ -245,15 +245,8 @@ _SPACED_STOPS = "।॥۔։።"
 _WHITE_SPACE = frozenset(" \n" + WHITE_SPACE)
 
 
-class JoinedSentences(NamedTuple):
-    """A document's sentences, and whether they follow the one before without a space."""
-
-    sentences: list[str]
-    direct: list[bool]
-
-
-def joined_sentences(document: str) -> JoinedSentences:
-    """Splits a document's lines into sentences, and joins the lines."""
+def joined_sentences(document: str) -> tuple[list[str], list[bool]]:
+    """Joins a document's lines, and returns its sentences and whether they follow the one before without a space."""
     language = detect_language(document)
     sentences: list[str] = []
     direct: list[bool] = []
@@ -272,7 +265,7 @@ def joined_sentences(document: str) -> JoinedSentences:
             begin = line.index(sentence, end)
             direct.append(begin == end and before.rstrip(_AFTER)[-1:] not in _SPACED_STOPS)
             end = begin + len(sentence)
-    return JoinedSentences(sentences, direct)
+    return sentences, direct
 
 
 def kept_pieces(document: str) -> list[str]:

@@ -3,10 +3,10 @@
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bert_jax.config.options import Valid, check, option
+from bert_jax.config.options import Valid, option
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter
 from bert_jax.storage.files import atomic_folder
@@ -17,13 +17,13 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import KINDS
 from bert_jax.tokenization.wordpiece import MAX_WORD_LENGTH, WordPieceSpec
 from data_prep import counting, learners, processes
-from data_prep.readers.corpus import Corpus, ReadingOptions, find_sources, patterns
+from data_prep.readers.corpus import Corpus, Reading, find_sources, patterns
 
 _MUCH_UNKNOWN = 0.01  # of the characters
 
 
 @dataclass(frozen=True)
-class TokenizerOptions(ReadingOptions):
+class TokenizerOptions(Reading):
     """Options of `train` and of the command, which also describes them.
 
     Raises:
@@ -62,9 +62,6 @@ class TokenizerOptions(ReadingOptions):
         valid=Valid(lambda count: count >= 1000, "1000 or more"),
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
     """Trains a tokenizer as the command does, writes its folder, and returns it.
@@ -75,7 +72,7 @@ def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
     Raises:
         UserError: The corpus is empty or unreadable, vocab_size is too small for the characters, or the output exists.
     """
-    reading = options.reading(options.workers or processes.cores())
+    reading = replace(options, workers=options.workers or processes.cores())
     groups = {"all": str(options.input)}
     if options.alpha is not None:
         # Each pattern of --input is a language. With a single pattern, each of its files is one.

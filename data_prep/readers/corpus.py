@@ -12,39 +12,59 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from bert_jax.config.options import Valid, option
+from bert_jax.config.options import Valid, check, option
 from bert_jax.data.manifest import MANIFEST
 from bert_jax.errors import UserError
 from bert_jax.storage.files import INCOMPLETE, MARKER, OnRead, ignore_progress
 from bert_jax.storage.remote import find_files, is_remote, is_special
 from data_prep import output_files
 from data_prep.readers import Items, Omission, Refusal, datasets, tables, text, web, wiki
-from data_prep.readers.text import FORMATS
-
-DOCUMENT = ("blank_line", "file")
-ON_ERROR = ("fail", "skip")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How documents are read; ReadingOptions has the meanings.
+    """The options that all commands with --input share: how its files become documents.
 
     Raises:
-        UserError: A choice is unknown, or two exclude each other.
+        UserError: A choice is unknown, or two exclude each other. The message names the flag.
     """
 
-    text_field: str = "text"
-    document: str = "blank_line"
-    on_error: str = "fail"
-    input_format: str = "auto"
-    document_separator: str = ""
-    workers: int = 1  # processes that remove the markup of wiki dumps, which takes longer than all other reading
+    input_format: str = option(
+        "auto",
+        f"format of every input file: {', '.join(text.FORMATS)}; or auto: by its name, and text by its content, too",
+        metavar="NAME",
+        choices=text.CHOICES,
+    )
+    text_field: str = option(
+        "text",
+        "field or column that holds the text, in JSONL, CSV, TSV, Parquet, Arrow and TFDS",
+        metavar="NAME",
+        aliases=["text"],
+    )
+    document: str = option(
+        "blank_line",
+        "what separates the documents of text: blank_line, or file (each file is one document)",
+        choices=("blank_line", "file"),
+    )
+    document_separator: str = option(
+        "",
+        "the line that separates the documents of text, in place of blank lines, for example '<|endoftext|>' or ---; "
+        "default: a blank line",
+        metavar="LINE",
+        dashes=True,
+    )
+    on_error: str = option(
+        "fail", "for input that cannot be used: fail, or skip and count it", choices=("fail", "skip")
+    )
+    workers: int = option(
+        0,
+        "number of processes; 0: one for each core (ray: of the cluster)",
+        metavar="N",
+        valid=Valid(lambda count: count >= 0, "0 or more (0: one for each core)"),
+    )
 
     def __post_init__(self) -> None:
-        choices = {"document": DOCUMENT, "on_error": ON_ERROR, "input_format": text.CHOICES}
-        for name, known in choices.items():
-            if (value := getattr(self, name)) not in known:
-                raise UserError(f"unknown --{name} {value}; choose from {', '.join(known)}")
+        check(self)
         if separator := self.document_separator:
             if not separator.strip() or not separator.isprintable():
                 raise UserError(
@@ -90,6 +110,7 @@ def read(path: str, reading: Reading = Reading(), on_read: OnRead = ignore_progr
             case "warc":
                 items = web.archive_documents(path, on_read)
             case "mediawiki":
+                # Removing markup takes longer than all other reading, so only this reader uses several processes.
                 items = wiki.article_documents(path, on_read, reading.workers)
             case _:
                 items = text.text_documents(
@@ -347,47 +368,3 @@ def documents(path: str | Path, on_read: OnRead = ignore_progress) -> Iterator[s
             raise item
         if isinstance(item, bytes):
             yield item.decode()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadingOptions:
-    """The options that all commands with --input share: how its files become documents."""
-
-    input_format: str = option(
-        "auto",
-        f"format of every input file: {', '.join(FORMATS)}; or auto: by its name, and text by its content, too",
-        metavar="NAME",
-    )
-    text_field: str = option(
-        "text",
-        "field or column that holds the text, in JSONL, CSV, TSV, Parquet, Arrow and TFDS",
-        metavar="NAME",
-        aliases=["text"],
-    )
-    document: str = option(
-        "blank_line", "what separates the documents of text: blank_line, or file (each file is one document)"
-    )
-    document_separator: str = option(
-        "",
-        "the line that separates the documents of text, in place of blank lines, for example '<|endoftext|>' or ---; "
-        "default: a blank line",
-        metavar="LINE",
-        dashes=True,
-    )
-    on_error: str = option("fail", "for input that cannot be used: fail, or skip and count it")
-    workers: int = option(
-        0,
-        "number of processes; 0: one for each core (ray: of the cluster)",
-        metavar="N",
-        valid=Valid(lambda count: count >= 0, "0 or more (0: one for each core)"),
-    )
-
-    def reading(self, workers: int) -> Reading:
-        """Returns the choices for readers with so many processes.
-
-        Raises:
-            UserError: As `Reading`.
-        """
-        return Reading(
-            self.text_field, self.document, self.on_error, self.input_format, self.document_separator, workers
-        )

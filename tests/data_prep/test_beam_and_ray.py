@@ -58,9 +58,7 @@ def test_parts_are_those_of_this_machine(engine: str, corpus: Path, vocab_dir: P
 
 
 @with_beam
-def test_one_process_of_beam_gives_the_local_shards(
-    arguments: dict, by_local: Path, tmp_path: Path
-) -> None:
+def test_one_process_of_beam_gives_the_local_shards(arguments: dict, by_local: Path, tmp_path: Path) -> None:
     exchange = tmp_path / "exchange"
     build(BuildOptions(**arguments | {"workers": 1, "engine_options": f"--exchange={exchange} --runner=DirectRunner"}))
     assert contents(arguments["output"]) == contents(by_local)

@@ -264,8 +264,7 @@ def test_kept_pieces_are_the_sentences_with_the_white_space_before_them() -> Non
     ],
 )
 def test_sentences_follow_each_other_without_a_space_where_the_text_does(document: str, direct: list[bool]) -> None:
-    found = joined_sentences(document)
-    assert found.direct == direct and found.sentences == document_sentences(document)
+    assert joined_sentences(document) == (document_sentences(document), direct)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "bpe_prefix_space", "unigram", "unigram_bytes", "sentencepiece_bpe"])
