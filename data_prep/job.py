@@ -100,9 +100,9 @@ def keeping_units(output: Path) -> Iterator[None]:
     except Stopped as stopped:
         for folder in (incomplete_path(output), *parts_folder(output).glob("*-of-*")):
             if finished_units(folder) or (folder / MANIFEST).exists():
-                kept_in = folder if folder == incomplete_path(output) else parts_folder(output)
-                kept = f"finished units are kept in {kept_in}: run the same command again to resume"
-                raise Stopped(f"{stopped}; {kept}") from None
+                place = folder if folder == incomplete_path(output) else parts_folder(output)
+                advice = f"finished units are kept in {place}: run the same command again to resume"
+                raise Stopped(f"{stopped}; {advice}") from None
         raise
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -136,7 +136,7 @@ _LEAST_ENDING, _MOST_SHORT, _SHORT, _MOST_REPEATED = 0.12, 0.67, 30, 0.1
 
 def c4(text: str) -> tuple[str, str]:
     """Keeps lines that end like a sentence, have 3 words, and are neither code nor notices; needs 5 sentences."""
-    kept = []
+    prose = []
     sentences = 0
     for line in text.splitlines():
         if len(line) > _C4_LONGEST_WORD and any(len(word) > _C4_LONGEST_WORD for word in line.split()):
@@ -154,10 +154,10 @@ def c4(text: str) -> tuple[str, str]:
         if any(phrase in lowered for phrase in _C4_POLICY):
             continue
         sentences += len(_C4_SENTENCE.findall(line)) or 1
-        kept.append(line)
+        prose.append(line)
     if sentences < _C4_LEAST_SENTENCES:
         return text, "c4_few_sentences"
-    return "\n".join(kept).strip(), ""
+    return "\n".join(prose).strip(), ""
 
 
 def gopher(text: str) -> tuple[str, str]:
