@@ -43,7 +43,7 @@ accelerator: $(VENV)/installed-dev
 
 # Beam and Ray, which have half a hundred needs of their own, in an environment of their own.
 engines: $(ENGINES)/installed
-	$(ENGINES)/bin/python -m pytest -m slow -q --durations=5 tests/data_prep/test_engine_beam.py tests/data_prep/test_engine_ray.py
+	$(ENGINES)/bin/python -m pytest -m slow -q --durations=5 tests/data_prep/test_beam_and_ray.py
 
 # The compilers of TPUs and NVIDIA GPUs, which need no device, in an environment of their own: several gigabytes.
 compilers: $(COMPILERS)/installed

@@ -1,9 +1,7 @@
 """Builds pretraining examples from text: `build` makes one part of a job (`build_share`) or all (`build_parts`).
 
-`build_share` plans the job, runs its units on an engine, and writes the manifest. `build_parts` lets processes build
-one part each, from files that they read themselves, and merges the outputs. The processes are on this machine, or those
-of an engine (engines/). An engine gets parts in place of units: a unit without text, whose number is that of the part.
-The finished output arrives in OUTPUT.parts/arriving, and then gets its name in OUTPUT.parts.
+`build_share` plans the job, runs its units on an engine, and writes the manifest. `build_parts` runs processes, here or
+on an engine (engines/), that read their own files and build one part each; then it merges the parts.
 """
 
 import dataclasses
@@ -15,7 +13,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import as_completed
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +28,6 @@ from data_prep import build_options, engines, output_files, processes, summary, 
 from data_prep import job as jobs
 from data_prep.build_options import NOT_COMPARED, Arguments, BuildOptions, Share
 from data_prep.merge import merge
-from data_prep.processes import KILLED
 from data_prep.readers import datasets
 from data_prep.readers.corpus import Corpus, Source, find_sources, patterns
 from data_prep.sequences import fewest_documents
@@ -63,22 +59,36 @@ def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
 def build_share(options: BuildOptions, *, quiet: bool = True, own: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Builds one part of a job, or a job without parts, and returns the manifest.
 
-    `own` names further folders of this job, whose files are not text if --input matches them.
+    Args:
+        own: Further folders in which this job writes. If --input matches their files, they are skipped.
+
+    Raises:
+        UserError: As `build`.
     """
     output = Path(os.path.abspath(options.output))
     refuse_existing(output)
     (share,) = build_options.parse_share(options.part)
-    _refuse_taken(share, options.tokenizer)
+    # --part +K extends the output that has the tokenizer. Without this check, a share number that is taken would only
+    # be noticed hours later, when the outputs are merged.
+    folder = Path(os.path.abspath(options.tokenizer)).parent
+    if not share.of and all((folder / name).exists() for name in (MANIFEST, output_files.SUMS)):
+        taken = {held["number"] for held in build_options.manifest_shares(read_manifest(folder))}
+        if share.number in taken:
+            raise UserError(
+                f"--part +{share.number}: {folder}, which has the --tokenizer, already has this share. Use --part "
+                f"+{max(taken) + 1}, or name the tokenizer of the output that the text is added to"
+            )
     if options.engine == "local":
         processes.begin(options.workers)  # starts while this process reads the tokenizer
+    # Files that this job or an earlier run of it wrote are not text.
     sources = find_sources(str(options.input), options.weights, (*own, *jobs.own_folders(output)))
     tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
     if options.newlines == "keep":
         refuse_newlines(tokenizer)
     arguments = _arguments(options, share, sources, tokenizer)
-    # Workers of another engine are elsewhere, and this process reads for all of them.
+    # Other engines have their workers elsewhere, so this process reads for all of them with every core.
     readers = (options.workers if options.engine == "local" else 0) or processes.cores()
-    corpus = Corpus(arguments.sources, options.reading(readers))
+    corpus = Corpus(arguments.sources, dataclasses.replace(options, workers=readers))
     cleaning = summary.cleaning_reports(arguments.sources)
     cache = None
     if options.token_cache is not None:
@@ -89,25 +99,12 @@ def build_share(options: BuildOptions, *, quiet: bool = True, own: tuple[Path, .
         return _run(job, corpus, cleaning, cache, quiet)
 
 
-def _refuse_taken(share: Share, tokenizer: str | Path) -> None:
-    """Raises UserError if the output to add to, which has the tokenizer, already has a share with this number."""
-    folder = Path(os.path.abspath(tokenizer)).parent
-    if share.of or not all((folder / name).exists() for name in (MANIFEST, output_files.SUMS)):
-        return
-    taken = {held["number"] for held in build_options.manifest_shares(read_manifest(folder))}
-    if share.number in taken:
-        raise UserError(
-            f"--part +{share.number}: {folder}, which has the --tokenizer, already has this share. Use --part "
-            f"+{max(taken) + 1}, or name the tokenizer of the output that the text is added to"
-        )
-
-
 def _arguments(options: BuildOptions, share: Share, sources: tuple[Source, ...], tokenizer: Tokenizer) -> Arguments:
     """Adds defaults that depend on other options or on the text."""
     short_seq_prob = options.short_seq_prob
     if short_seq_prob is None:
-        # Packing makes short sequences itself (`sequences.fill_gaps`); more of them would not fill rows that hold only
-        # a few sequences.
+        # Packing makes its own short sequences (`sequences.fill_gaps`). Rows hold only a few sequences, so more short
+        # ones would leave rows unfilled.
         short_seq_prob = SHORT_SEQ_PROB if options.objective in PAIRS and options.pack == 1 else 0.0
     unit_bytes = round(options.unit_mb * MB)
     if not unit_bytes:
@@ -126,20 +123,20 @@ def _run(
     fewest, numbering = fewest_documents(options.objective), (share.first_unit, share.is_divided)
     splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup, *numbering)
     records: list[jobs.UnitRecord] = []
-    tokens = 0  # of this run
-    done = before = 0  # documents in finished units, and in those that an earlier run finished
+    tokens = 0  # in units finished by this run
+    done = before = 0  # documents in finished units, and in units finished by an earlier run
 
     def report() -> None:
-        """Shows progress by the documents in finished units, because an engine may read far ahead of them."""
+        # Progress counts documents in finished units, because an engine may read far ahead of them.
         documents = max(splitter.documents, 1)
         reporter.skip(corpus.bytes_read * before / documents)
         reporter.update(corpus.bytes_read * done / documents, megabytes(), tokens / 1e6)
 
     def megabytes() -> float:
-        """Text in the units finished by this run."""
+        # The text in units finished by this run.
         return splitter.bytes / MB * (done - before) / max(splitter.documents, 1)
 
-    # Units are found while engines ask for them, so that neither the text nor the list of units is held in memory.
+    # A generator: units are cut when an engine asks for one, so memory holds neither the text nor a list of units.
     def unfinished() -> Iterator[Unit]:
         nonlocal done, before
         for unit in _units(splitter, corpus, arguments, report):
@@ -155,6 +152,7 @@ def _run(
     work = functools.partial(worker.build_unit, arguments, cache)
     engine = functools.partial(engines.run, directory=job.directory, options=options.engine_options)
     with Reporter("building examples", corpus.total_bytes, ("MB", "M tokens"), quiet) as reporter:
+        # Records arrive in any order; `finish` sorts them.
         for record in engine(options.engine, work, unfinished(), options.workers):
             records.append(record)
             tokens += record.counts["source_tokens"]
@@ -173,13 +171,14 @@ def _run(
 def _units(
     splitter: UnitSplitter, corpus: Corpus, arguments: Arguments, on_document: Callable[[], None]
 ) -> Iterator[Unit]:
-    """Splits the corpus. The message of UnusableCorpus fits parts, and lists skipped documents."""
+    """Splits the corpus into units. Adds the skipped documents to the message of UnusableCorpus."""
 
     def documents() -> Iterator[bytes | None]:
         for document in corpus.texts():
             on_document()
             yield document
 
+    # The unit numbers from `limit` on belong to the next share.
     part, limit = arguments.options.part, arguments.share.first_unit + build_options.UNITS
     try:
         for unit in splitter.split(documents()):
@@ -202,10 +201,24 @@ def build_parts(options: BuildOptions, output: Path, shares: list[Share], *, qui
     Raises:
         UserError: The options or the input have a mistake, or the system killed a process.
     """
-    if options.engine != "local":
-        _refuse_relative(str(options.input))
+    for pattern in patterns(str(options.input)) if options.engine != "local" else ():
+        # Engine workers have other current folders, in which they would look for a relative path.
+        elsewhere = is_remote(pattern) or pattern.startswith(datasets.TFDS_PREFIX) or datasets.is_name(pattern)
+        if not elsewhere and not os.path.isabs(pattern):
+            raise UserError(
+                f"--input {pattern}: the workers of an engine read the files of their parts themselves. Give an "
+                "absolute path, or an address, that all of them and this machine can reach"
+            )
     folder = jobs.parts_folder(output)
-    arguments = _shared_arguments(options, output, shares)
+    # Mistakes common to all parts are found here, before any part starts.
+    sources = find_sources(str(options.input), options.weights, jobs.own_folders(output))
+    for share in shares:
+        build_options.share_sources(share, sources)
+    tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
+    # Everything that decides the bytes of the parts, as JSON values.
+    values = {name: value for name, value in vars(options).items() if name not in NOT_COMPARED}
+    values |= {"unit_mb": options.unit_mb, "sources": sources, "tokenizer_hash": tokenizer.content_hash}
+    arguments = json.loads(json.dumps(values, default=str))
     with jobs.open_folder(folder):
         folders = {share: folder / _name(share) for share in shares}
         missing = [share for share in shares if not (folders[share] / MANIFEST).exists()]
@@ -215,22 +228,11 @@ def build_parts(options: BuildOptions, output: Path, shares: list[Share], *, qui
                 for tokens in (_run_here if options.engine == "local" else _run_elsewhere)(options, missing, folder):
                     reporter.advance(1, 1, tokens / 1e6)
         finally:
-            if not any(folder.glob("*-of-*")):  # finished or begun
+            if not any(folder.glob("*-of-*")):  # no part has begun, so there is nothing to resume
                 shutil.rmtree(folder, ignore_errors=True)
         manifest = merge(list(folders.values()), output, quiet=quiet)
         shutil.rmtree(folder)
     return manifest
-
-
-def _shared_arguments(options: BuildOptions, output: Path, shares: list[Share]) -> dict[str, Any]:
-    """Lists everything that decides the bytes of the parts. Raises UserError for mistakes common to all parts."""
-    sources = find_sources(str(options.input), options.weights, jobs.own_folders(output))
-    for share in shares:
-        build_options.share_sources(share, sources)
-    tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
-    values = {name: value for name, value in vars(options).items() if name not in NOT_COMPARED}
-    values |= {"unit_mb": options.unit_mb, "sources": sources, "tokenizer_hash": tokenizer.content_hash}
-    return dict(json.loads(json.dumps(values, default=str)))
 
 
 def _name(share: Share) -> str:
@@ -238,7 +240,8 @@ def _name(share: Share) -> str:
 
 
 def _run_here(options: BuildOptions, missing: list[Share], folder: Path) -> Iterator[int]:
-    """Builds parts on this machine, and yields their numbers of tokens as they finish."""
+    """Builds parts on this machine, and yields the token count of each as it finishes."""
+    # One worker a part: parts run at the same time instead.
     parts = [
         dataclasses.replace(options, part=f"{share.number}/{share.of}", output=folder / _name(share), workers=1)
         for share in missing
@@ -251,10 +254,8 @@ def _run_here(options: BuildOptions, missing: list[Share], folder: Path) -> Iter
         try:
             for future in as_completed([pool.submit(build_part, part) for part in parts]):
                 yield future.result()
-        except BrokenProcessPool:
-            raise UserError(f"{KILLED}, with fewer --workers") from None
         except BaseException:
-            # Finished units are kept, so there is no need to wait for the processes.
+            # Finished units are kept, so the processes may stop at any instant.
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()
@@ -267,21 +268,24 @@ def build_part(part: BuildOptions, own: tuple[Path, ...] = ()) -> int:
 
 
 def _run_elsewhere(options: BuildOptions, missing: list[Share], folder: Path) -> Iterator[int]:
-    """Builds parts by an engine's workers, and yields their numbers of tokens as they finish."""
+    """Builds parts on an engine's workers, and yields the token count of each as it finishes."""
     if not missing:
         return
     by_number = {share.number: share for share in missing}
     if options.token_cache is not None:  # workers have other current folders
         options = dataclasses.replace(options, token_cache=Path(os.path.abspath(options.token_cache)))
+    # An engine runs units, so a part travels as a unit without text that has the part's number.
     work = functools.partial(build_elsewhere, options, by_number, folder)
     units = (Unit("train", number, (), "") for number in by_number)
-    shutil.rmtree(folder / ARRIVING, ignore_errors=True)  # an earlier run may have received a part of an output
+    # Outputs arrive file by file in OUTPUT.parts/arriving. An earlier run may have left an incomplete one there.
+    shutil.rmtree(folder / ARRIVING, ignore_errors=True)
     for share in missing:
         for name in (*PARTS, "tokenizer"):
             (folder / ARRIVING / _name(share) / name).mkdir(parents=True)
     tokenizers.load(options.tokenizer, options.lowercase).save(folder / "tokenizer")
     engine = functools.partial(engines.run, directory=folder, options=options.engine_options)
     for record in engine(options.engine, work, units, options.workers):
+        # The record arrives last, so the output is complete and gets its name.
         name = _name(by_number[record.number])
         (folder / ARRIVING / name).rename(folder / name)
         yield record.counts["source_tokens"]
@@ -292,7 +296,7 @@ def build_elsewhere(
 ) -> jobs.UnitRecord:
     """Builds the part with the unit's number in a job folder, on an engine's worker.
 
-    `parts` is the folder that holds all parts: --input may also match its files.
+    `parts` is the folder with all parts, whose files --input may match.
     """
     share = by_number[unit.number]
     part = dataclasses.replace(
@@ -308,14 +312,3 @@ def build_elsewhere(
     record = jobs.UnitRecord(unit.name, "", {"source_tokens": build_part(part, own=(parts,))}, {}, [])
     write_atomic(jobs.unit_folder(directory) / f"{record.name}.json", json.dumps(record._asdict()).encode())
     return record
-
-
-def _refuse_relative(globs: str) -> None:
-    """Raises UserError for a relative path, because workers would look for it in their own current folders."""
-    for pattern in patterns(globs):
-        elsewhere = is_remote(pattern) or pattern.startswith(datasets.TFDS_PREFIX) or datasets.is_name(pattern)
-        if not elsewhere and not os.path.isabs(pattern):
-            raise UserError(
-                f"--input {pattern}: the workers of an engine read the files of their parts themselves. Give an "
-                "absolute path, or an address, that all of them and this machine can reach"
-            )

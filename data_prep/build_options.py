@@ -1,42 +1,43 @@
 """The options of build-examples, and the shares of a corpus that several processes or machines build on their own.
 
-A share is a group of whole files (`share_sources`). The units of share number k are numbered from k * 2**20 on, so
-their shards and sequence keys differ from those of every other share, and merge-shards joins outputs without reading a
-row. Jobs with equal hashes of their files (`digest`) divide them alike, wherever their machines have them: which share
-a file belongs to depends only on what the hash covers.
+A share is a group of whole files (`share_sources`). Share k numbers its units from k * 2**20, so shards and sequence
+keys never collide between shares, and merge-shards joins outputs without reading a row. Machines that have the same
+files in different places divide them alike, because names, sizes and weights alone decide (`digest`).
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from bert_jax.config import options as option_lib
-from bert_jax.config.options import Valid, between, check, option
+from bert_jax.config.options import Valid, between, option
 from bert_jax.data.example import max_predictions
 from bert_jax.data.manifest import COUNTED, PAIRS, SCHEMA_VERSION
 from bert_jax.data.masking import rule as masking_rule
 from bert_jax.data.masking.rule import MaskingRule, ReplacementShares
 from bert_jax.errors import UserError
 from data_prep import output_files, sequences
-from data_prep.readers.corpus import ReadingOptions, Source
+from data_prep.readers.corpus import Reading, Source
 from data_prep.sentences import RULE_VERSION
 
-MOST = 2048  # shares: a unit's number has 31 bits in a sequence key
-UNITS = 1 << 20  # of a share
+MOST = 2048  # shares; times UNITS it gives the 31 bits that a sequence key has for the unit's number
+UNITS = 1 << 20  # in a share
+_PART = re.compile(r"\+(\d+)|(\d+|all)/(\d+)")
 
 
 class Share(NamedTuple):
-    """Share `number` of `of`. With of = 0, all files of a job that is to be merged with earlier outputs."""
+    """Share `number` of `of`. If `of` is 0, the job has all files, and is merged with earlier outputs later."""
 
     number: int
     of: int
 
     @property
     def is_divided(self) -> bool:
-        """Whether it is a part of a corpus of which other shares hold the rest. Number 0 of 0 is an earlier output."""
+        """Whether other shares hold the rest of the corpus. Number 0 of 0 is an earlier output."""
         return self.of > 1 or (self.of == 0 and self.number > 0)
 
     @property
@@ -47,28 +48,36 @@ class Share(NamedTuple):
 WHOLE = Share(0, 1)
 
 
-def parse_share(given: str) -> list[Share]:
-    """The shares that --part names: 3/16, all/16, or +5; nothing: the whole corpus as one. Raises UserError."""
-    if not given:
+def parse_share(part: str) -> list[Share]:
+    """Returns the shares that --part selects.
+
+    Args:
+        part: 3/16, all/16, +5, or "" for the whole corpus.
+
+    Raises:
+        UserError: The text has another form, or a number is out of range.
+    """
+    if not part:
         return [WHOLE]
-    number, slash, count = given.partition("/")
-    problem = UserError(f"--part {given}: use I/N with I from 0 to N - 1, all/N, or +NUMBER, and at most {MOST} shares")
-    if not slash and given.startswith("+") and given[1:].isdecimal() and int(given) < MOST:
-        return [Share(int(given), 0)]
-    if not count.isdecimal() or not 1 <= int(count) <= MOST:
-        raise problem
-    every = [Share(each, int(count)) for each in range(int(count))]
-    if number == "all":
-        return every
-    if not number.isdecimal() or int(number) >= int(count):
-        raise problem
-    return [every[int(number)]]
+    match = _PART.fullmatch(part)
+    added, number, of = match.groups() if match else (None, None, None)
+    if added is not None and int(added) < MOST:
+        return [Share(int(added), 0)]
+    shares = [Share(index, int(of)) for index in range(int(of))] if of is not None and int(of) <= MOST else []
+    if number is not None and number != "all":
+        shares = [share for share in shares if share.number == int(number)]
+    if not shares:
+        raise UserError(f"--part {part}: use I/N with I from 0 to N - 1, all/N, or +NUMBER, and at most {MOST} shares")
+    return shares
 
 
 def share_sources(share: Share, sources: Sequence[Source]) -> tuple[Source, ...]:
-    """The files of a share: the largest go first, those of equal size by name, each to the share with the fewest bytes.
+    """Selects a share's files.
 
-    Raises UserError if there are fewer files than shares.
+    Files are taken from the largest to the smallest, equal sizes by name. Each goes to the share with the fewest bytes.
+
+    Raises:
+        UserError: There are fewer files than shares.
     """
     if share.of <= 1:
         return tuple(sources)
@@ -77,10 +86,11 @@ def share_sources(share: Share, sources: Sequence[Source]) -> tuple[Source, ...]
             f"--part divides files among {share.of} jobs, but --input matches {len(sources)}; split the files, or use "
             "fewer parts"
         )
-    sizes = [0] * share.of
+    sizes = [0] * share.of  # bytes of each share
     chosen = []
     for _, _, source in sorted(zip((-source.bytes for source in sources), names(sources), sources, strict=True)):
         smallest = sizes.index(min(sizes))
+        # An empty file counts as one byte; otherwise all empty files would go to one share.
         sizes[smallest] += max(source.bytes, 1)
         if smallest == share.number:
             chosen.append(source)
@@ -88,19 +98,16 @@ def share_sources(share: Share, sources: Sequence[Source]) -> tuple[Source, ...]
 
 
 def digest(sources: Sequence[Source]) -> str:
-    """A hash of the names, sizes and weights of files."""
-    found = hashlib.blake2b(digest_size=16)
+    """Hashes the files' names, sizes and weights."""
+    hasher = hashlib.blake2b(digest_size=16)
     for name, source in sorted(zip(names(sources), sources, strict=True)):
         size, weight = source.bytes, source.weight
-        found.update(f"{name}\0{size}{'' if weight == 1 else f'*{weight:g}'}\n".encode(errors="surrogateescape"))
-    return found.hexdigest()
+        hasher.update(f"{name}\0{size}{'' if weight == 1 else f'*{weight:g}'}\n".encode(errors="surrogateescape"))
+    return hasher.hexdigest()
 
 
 def names(sources: Sequence[Source]) -> list[str]:
-    """A name for each file, which no other file has: its own, wherever it is, if these differ.
-
-    Otherwise it is the path below the folder that all of the files are in.
-    """
+    """Names the files uniquely, by their file names or else by their paths below the folder common to all."""
     paths = [PurePath(source.path) for source in sources]
     if len({path.name for path in paths}) == len(paths):
         return [path.name for path in paths]
@@ -110,14 +117,14 @@ def names(sources: Sequence[Source]) -> list[str]:
 
 
 def manifest_shares(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entries of a manifest's shares, `{number, of, corpus, sources, documents, versions}`.
+    """Returns a manifest's share entries, `{number, of, corpus, sources, documents, versions}`.
 
-    `of` is the number of shares of the job that it was a part of, 0 if it was added later; `corpus` is a hash of the
-    names, sizes and weights of all files of that job; `sources` says how many of the manifest's sources belong to the
-    share. An output without the key is one share, number 0.
+    `of` is the share count of the job, or 0 for a share added later; `corpus` is the `digest` of all files of that job;
+    `sources` counts the manifest's sources that belong to the share.
     """
-    if found := manifest.get("shares"):
-        return [dict(share) for share in found]
+    if shares := manifest.get("shares"):
+        return [dict(share) for share in shares]
+    # An output built without --part is share number 0.
     return [
         {
             "number": 0,
@@ -150,8 +157,12 @@ same text and options give the same shards, byte for byte, with any number of wo
 
 
 @dataclass(frozen=True)
-class BuildOptions(ReadingOptions):
-    """What to build, from what, and how. Raises UserError, with the name of the flag, for a value out of range."""
+class BuildOptions(Reading):
+    """Options of `build` and of the command, which also describes them.
+
+    Raises:
+        UserError: A value is out of range, or two options exclude each other. The message names the flag.
+    """
 
     input: str | Path = option(
         help="files, for example 'text/*.txt.xz'; commas separate several patterns", metavar="GLOB"
@@ -284,29 +295,31 @@ class BuildOptions(ReadingOptions):
     )
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         sequences.check(self.objective)
-        if self.part and self.format != "arrow":
-            raise UserError("--part builds arrow shards, which merge_shards joins; omit --format")
         parse_share(self.part)
-        if self.objective not in PAIRS and self.short_seq_prob:
-            raise UserError(
-                f"--short_seq_prob is only for --objective {' and '.join(PAIRS)}; leave it out for {self.objective}"
-            )
-        if self.objective in PAIRS and (self.permute_sentences or self.rotate_documents):
-            raise UserError(
-                f"--permute_sentences and --rotate_documents change the order that the labels of --objective "
-                f"{self.objective} describe; leave them out, or use full_sentences, doc_sentences or single"
-            )
-        if self.mask_unit == "infill" and self.masking == "static":
-            raise UserError(
-                "--mask_unit infill needs --masking dynamic: rows with static masks would lack the text of the spans, "
-                "which --verify and the token counts need"
-            )
-        if self.rule.random == "unigram" and self.masking == "static":  # an impossible rule raises here
-            raise UserError(
-                "--random_tokens unigram needs --masking dynamic, because counts are known only at the end of the job"
-            )
+        is_static, is_pair = self.masking == "static", self.objective in PAIRS
+        refused = {
+            "--part builds arrow shards, which merge_shards joins; omit --format": (
+                bool(self.part) and self.format != "arrow"
+            ),
+            f"--short_seq_prob is only for --objective {' and '.join(PAIRS)}; leave it out for {self.objective}": (
+                not is_pair and self.short_seq_prob
+            ),
+            "--permute_sentences and --rotate_documents change the order that the labels of --objective "
+            f"{self.objective} describe; leave them out, or use full_sentences, doc_sentences or single": (
+                is_pair and (self.permute_sentences or self.rotate_documents)
+            ),
+            "--mask_unit infill needs --masking dynamic: rows with static masks would lack the text of the spans, "
+            "which --verify and the token counts need": is_static and self.mask_unit == "infill",
+            # `rule` itself refuses rates and shares that contradict each other.
+            "--random_tokens unigram needs --masking dynamic, because counts are known only at the end of the job": (
+                self.rule.random == "unigram" and is_static
+            ),
+        }
+        for problem, applies in refused.items():
+            if applies:
+                raise UserError(problem)
 
     @property
     def rule(self) -> MaskingRule:
@@ -316,7 +329,7 @@ class BuildOptions(ReadingOptions):
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """The counts of the manifest that these options give, apart from `skipped`."""
+        """Names of the manifest's counts under these options, apart from `skipped`."""
         pairs = ("random_pairs",) if self.objective == "nsp" else ()
         words = ("words", "long_words") if self.mask_unit != "token" else ()
         return (*COUNTED, *pairs, *words)
@@ -327,11 +340,15 @@ class BuildOptions(ReadingOptions):
 
 
 def parse(arguments: Sequence[str]) -> BuildOptions:
-    """Parses the flags of the command, which are the fields of BuildOptions. Raises UserError for a mistake in them."""
+    """Parses the command's flags, which are the fields of BuildOptions.
+
+    Raises:
+        UserError: A flag is unknown, missing or invalid.
+    """
     return option_lib.parse("bert-jax build-examples", DESCRIPTION, BuildOptions, arguments)
 
 
-# Options that decide nothing in the shards, or only through the sources, the tokenizer and the size of the units.
+# Options that do not affect the shards, or only through the sources, the tokenizer and the unit size.
 NOT_COMPARED = frozenset(
     ("input", "weights", "on_error", "tokenizer", "lowercase", "unit_mb", "output")
     + ("engine", "engine_options", "workers", "token_cache", "token_cache_gb")
@@ -339,14 +356,14 @@ NOT_COMPARED = frozenset(
 
 
 class Arguments(NamedTuple):
-    """Everything that decides the bytes of the shards."""
+    """Everything that decides the shards' bytes."""
 
     options: BuildOptions
     short_seq_prob: float
     unit_bytes: int
     share: Share
     sources: tuple[Source, ...]  # of the share
-    corpus_hash: str  # of the sources of all shares
+    corpus_hash: str  # over the sources of all shares
     tokenizer_hash: str
 
     def to_json(self) -> dict[str, Any]:

@@ -1,23 +1,24 @@
 """Counts words in bounded memory, and weights the counts for several languages.
 
-The result depends only on the text. Chunks between white space are counted first, which is fast, and each distinct
-chunk is then split into words once, by the tokenizer's own rules. Two measures bound the memory:
-- Scripts without spaces (Chinese, Japanese, Thai ...) would make every sentence a chunk of its own. Such a chunk, and
-  any longer than LONGEST_WORD, is split into words immediately, and a longer word into windows (`windows`), all but the
-  first of which are marked as word-internal. Only pairs of pieces across such a split are missed.
-- Beyond `max_chunks` distinct chunks, the counts are thinned by threshold sampling (Duffield, Lund and Thorup 2005,
-  "Learn more, sample less"): for a threshold t, a count c >= t stays, and a smaller one becomes t with probability
-  c / t and is removed otherwise. Expected counts do not change, so the many rare words keep their total weight, and so
-  do their characters and pairs; dropping them (lossy counting) would make unspaced text vanish. A hash of the chunk
-  makes the choice, never a random generator.
+Chunks between white space are counted first, which is fast. Then each distinct chunk is split into words once, by the
+tokenizer's own rules. The result depends only on the text.
 """
+
+# Two measures bound the memory:
+# - In scripts without spaces (Chinese, Japanese, Thai ...) every sentence would be a chunk. Such a chunk, and any with
+#   more than LONGEST_WORD characters, is split into words immediately, and a longer word into windows (`windows`); all
+#   but the first are marked as word-internal. Only pairs of pieces across such a split are missed.
+# - Beyond `max_chunks` distinct chunks, threshold sampling thins the counts (Duffield, Lund and Thorup 2005, "Learn
+#   more, sample less"): for a threshold t, a count c >= t stays; a smaller one becomes t with probability c / t and is
+#   removed otherwise. Expected counts stay the same, so rare words keep their total weight, and so do their characters
+#   and pairs. Dropping rare words instead (lossy counting) would remove unspaced text. The chunk's hash decides, not a
+#   random generator.
 
 import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -48,7 +49,7 @@ class WordSplitter(Protocol):
     """Splits text into words for one kind of vocabulary."""
 
     def chunks(self, text: str) -> list[str]:
-        """Splits a text at white space. Must be fast."""
+        """Splits a text at white space. Called on all of the text, so it must be fast."""
         ...
 
     def words(self, chunk: str) -> Iterable[str]:
@@ -66,9 +67,9 @@ class ChunkCounter:
     def __init__(self, splitter: WordSplitter, max_chunks: int = MAX_CHUNKS) -> None:
         self._splitter, self._max_chunks = splitter, max_chunks
         self.counts: dict[str, int] = {}  # by chunk; at most max_chunks after each `add`
-        self.characters = 0  # of all texts
-        self.unknown = 0  # those of them in words that are too long for any vocabulary
-        self.thinned = 0  # number of times the counts were thinned
+        self.characters = 0  # in all texts
+        self.unknown = 0  # characters in words that are too long for any vocabulary
+        self.thinned = 0  # how often the counts were thinned
 
     def add(self, documents: Iterable[str]) -> None:
         """Counts the documents' chunks."""
@@ -81,15 +82,16 @@ class ChunkCounter:
                     self.unknown += count * self._splitter.unknown(chunk)
                     for word in self._splitter.words(chunk):
                         block[_WORD + word] += count
-            counts, known = self.counts, self.counts.get
+            counts, known = self.counts, self.counts.get  # local names, because this is the innermost loop
             for chunk, count in block.items():
                 counts[chunk] = known(chunk, 0) + count
             if len(self.counts) > self._max_chunks:
                 self.thin(self._max_chunks // 2)
 
     def thin(self, limit: int) -> None:
-        """Reduces the counts to about `limit` chunks or fewer, without bias, as described above."""
+        """Reduces the counts to about `limit` chunks or fewer, without bias, by threshold sampling (see above)."""
         counts = np.fromiter(self.counts.values(), np.int64, len(self.counts))
+        # min(c, t) / t is the probability that a chunk stays, and the sum of these the expected number of chunks.
         threshold = 2
         while np.minimum(counts, threshold).sum() > limit * threshold:
             threshold *= 2
@@ -99,7 +101,7 @@ class ChunkCounter:
         self.counts = {chunk: count for chunk, count in zip(self.counts, raised, strict=True) if count}
 
     def scaled(self, numerator: int, denominator: int) -> dict[str, int]:
-        """Multiplies the counts by a fraction, and rounds them by a hash, which keeps the expected value exact."""
+        """Multiplies the counts by a fraction, and rounds them by a hash, which keeps expected counts exact."""
         products = np.fromiter(self.counts.values(), np.int64, len(self.counts)) * numerator
         sampled = (_hashes(self.counts, 0) % np.uint64(denominator)).astype(np.int64)
         rounded = products // denominator + (sampled < products % denominator)
@@ -107,7 +109,7 @@ class ChunkCounter:
 
 
 def count_words(chunks: Mapping[str, int], splitter: WordSplitter) -> dict[str, int]:
-    """Counts words, given chunk counts."""
+    """Turns chunk counts into word counts."""
     counts: Counter[str] = Counter()
     for chunk, count in chunks.items():
         if chunk.startswith(_WORD):
@@ -119,9 +121,7 @@ def count_words(chunks: Mapping[str, int], splitter: WordSplitter) -> dict[str, 
 
 
 def windows(word: str) -> list[str]:
-    """Splits a word evenly into windows, at most LONGEST_WORD characters long, never before a combining mark."""
-    if len(word) <= LONGEST_WORD:
-        return [word]
+    """Splits a word evenly into windows of at most LONGEST_WORD characters, never before a combining mark."""
     parts = -(-len(word) // LONGEST_WORD)
     cuts = [0]
     for part in range(1, parts):
@@ -133,7 +133,7 @@ def windows(word: str) -> list[str]:
 
 
 def _blocks(documents: Iterable[str]) -> Iterator[str]:
-    """Texts of about BLOCK_CHARACTERS: documents joined by line ends, and split at white space if necessary."""
+    """Joins documents by line ends, or splits them at white space, into texts of about BLOCK_CHARACTERS."""
     waiting: list[str] = []
     characters = 0
     for document in documents:
@@ -153,34 +153,32 @@ def _blocks(documents: Iterable[str]) -> Iterator[str]:
 
 
 def _hashes(chunks: Iterable[str], salt: int) -> UInt64[np.ndarray, " chunks"]:
-    """Independent for each salt."""
+    # Hashes by different salts are independent.
     sums = np.fromiter((zlib.crc32(chunk.encode()) for chunk in chunks), np.int64)
     return order.combine(salt, sums)
 
 
-# Word counts of several languages, weighted so that small ones are not lost (Lample and Conneau 2019, section 3.1).
+# Word counts for several languages, weighted so that small ones are not lost (Lample and Conneau 2019, section 3.1).
 #
 # A language i with the share p_i of all characters counts as if its share were q_i = p_i^alpha / sum_j p_j^alpha. alpha
 # is 0.5 in XLM and 0.3 in XLM-R (Conneau et al. 2020); 1 leaves the text as it is, and 0 makes all languages equal.
-# (XLM counts sentences; characters do not depend on how a text is divided into lines.) The counts of the largest
-# language stay, and those of the others are multiplied, which gives the expectation of sampling without its noise.
+# (XLM counts sentences; characters do not depend on how a text is divided into lines.) The largest language keeps its
+# counts, and the others are multiplied: this gives the expectation of sampling without its noise.
+
+DENOMINATOR = 1000  # of the factors: whole thousandths do not depend on how a machine rounds a power
 
 
-DENOMINATOR = 1000  # of factors, so that the rounding of a power does not depend on the machine
-
-
-@dataclass(frozen=True)
-class Share:
-    """A language's share in the text and in the weighted counts, and the fraction that is in too long words."""
+class Share(NamedTuple):
+    """A language's shares."""
 
     language: str
-    text: float
-    counted: float
-    unknown: float
+    text: float  # of the text's characters
+    counted: float  # of the weighted counts
+    unknown: float  # of its own characters: those in words that are too long
 
 
 def factors(characters: Sequence[int], alpha: float) -> list[int]:
-    """Computes the factors for the languages' counts, in units of 1 / DENOMINATOR."""
+    """Computes factors for the languages' counts, in units of 1 / DENOMINATOR."""
     largest = max(characters)
     return [round(DENOMINATOR * (size / largest) ** (alpha - 1)) if size else 0 for size in characters]
 
@@ -188,9 +186,13 @@ def factors(characters: Sequence[int], alpha: float) -> list[int]:
 def count_chunks(
     languages: Iterable[tuple[str, Iterable[str]]], splitter: WordSplitter, alpha: float, max_chunks: int = MAX_CHUNKS
 ) -> tuple[dict[str, int], list[Share]]:
-    """Counts and weights the languages' chunks (names with documents). Returns shares for those with any text.
+    """Counts and weights the chunks of several languages, within `max_chunks` chunks of memory.
 
-    Never holds more than `max_chunks` chunks: the language with the most chunks is thinned first.
+    Args:
+        languages: Names with their documents.
+
+    Returns:
+        The weighted counts, and the shares of all languages that have any text.
     """
     counters: dict[str, ChunkCounter] = {}
     for name, documents in languages:
@@ -198,8 +200,9 @@ def count_chunks(
         counter.add(documents)
         if counter.characters:
             counters[name] = counter
-        while sum(len(held.counts) for held in counters.values()) > max_chunks // 2:
-            largest = max(counters.values(), key=lambda held: len(held.counts))
+        # Half of the memory is for finished languages, and half for the one that is being counted.
+        while sum(len(counter.counts) for counter in counters.values()) > max_chunks // 2:
+            largest = max(counters.values(), key=lambda counter: len(counter.counts))
             largest.thin(len(largest.counts) // 2)
     if not counters:
         return {}, []

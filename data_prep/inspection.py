@@ -1,7 +1,6 @@
-"""Checks an output from build-examples, counts its rows, and shows both (docs/data_format.md).
+"""Checks an output from build-examples, and counts its rows for a report (docs/data_format.md).
 
-Read it from the top: PartStatistics counts a part's rows, `verify` checks every byte and every row, and `document`
-makes the report for inspect-shards.
+From the top: PartStatistics counts a part's rows, `verify` checks every byte and row, and `document` makes the report.
 """
 
 import itertools
@@ -52,20 +51,24 @@ class PartStatistics:
     def __init__(self, directory: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         self.max_predictions = manifest["masking"]["max_predictions"]
         self.rows = 0
-        self.lengths = np.zeros(manifest["seq_len"] + 1, np.int64)  # sequences by their number of tokens
-        self.filled = np.zeros_like(self.lengths)  # rows by their number of tokens, without padding
-        self.packed = np.zeros(manifest["pack"] + 1, np.int64)  # rows by their number of sequences
+        self.lengths = np.zeros(manifest["seq_len"] + 1, np.int64)  # sequences by tokens
+        self.filled = np.zeros_like(self.lengths)  # rows by tokens, without padding
+        self.packed = np.zeros(manifest["pack"] + 1, np.int64)  # rows by sequences
         self.labels = dict.fromkeys((0, 1, NO_LABEL), 0)  # sequences by next-sentence label
-        self.predictions = np.zeros(self.max_predictions + 1, np.int64)  # sequences by their number of predictions
-        self.replaced = np.zeros(len(REPLACEMENTS), np.int64)  # predicted tokens by what the model sees
-        self.unigrams = np.zeros(tokenizer.vocab_size, np.int64)  # tokens before masking, including special ones
-        self.words = self.long_words = 0  # long: above the mask budget of the sequence. 0 if the mask unit is token
+        self.predictions = np.zeros(self.max_predictions + 1, np.int64)  # sequences by predictions
+        self.replaced = np.zeros(len(REPLACEMENTS), np.int64)  # predicted tokens by replacement
+        self.unigrams = np.zeros(tokenizer.vocab_size, np.int64)  # tokens before masking, with special ones
+        self.words = self.long_words = 0  # long: above the sequence's mask budget. 0 if the mask unit is token
         rule = MaskingRule.from_manifest(manifest["masking"])
         counts = read_unigram_counts(directory, manifest) if rule.random == "unigram" else None
         self.tokenizer, self.masker = tokenizer, Masker(tokenizer, rule, manifest["seed"], counts)
 
     def add(self, rows: Rows) -> None:
-        """Counts stored rows. Raises ValueError if a row has more predictions than fit."""
+        """Counts stored rows.
+
+        Raises:
+            ValueError: A row has more predictions than fit.
+        """
         lengths = rows.sequence_lengths.astype(np.int64)
         present = lengths > 0
         self.rows += len(lengths)
@@ -90,7 +93,8 @@ class PartStatistics:
         seen = masked.input_ids[row, predicted]
         is_mask, is_label = seen == self.tokenizer.mask_id, seen == labels
         self.replaced += [int(is_mask.sum()), int((~is_mask & ~is_label).sum()), int((~is_mask & is_label).sum())]
-        # Infilling shortens sequences, so these ends are not those of `rows`.
+        # A prediction belongs to the first sequence that ends after it. Infilling shortens sequences, so the ends come
+        # from the masked rows.
         ends = np.cumsum(masked.sequence_lengths.astype(np.int64), axis=1)
         sequence = (ends[row] <= predicted[:, None]).sum(axis=1)
         counts = np.bincount(row * ends.shape[1] + sequence, minlength=ends.size)
@@ -107,20 +111,24 @@ class PartStatistics:
 
     @property
     def ordinary_unigrams(self) -> Int64[np.ndarray, "V"]:
-        """Token counts with special tokens set to 0, as in unigram_counts.npy."""
+        """Token counts with 0 for special tokens, as in unigram_counts.npy."""
         counts = self.unigrams.copy()
         counts[list(self.tokenizer.special_ids)] = 0
         return counts
 
     @property
     def unknown_share(self) -> float:
-        """The fraction of [UNK] in the text; 0 if [UNK] also begins and ends sequences, as in GPT-2's vocabulary."""
+        """Fraction of [UNK] in the text; 0 if it also begins and ends sequences, as in GPT-2's vocabulary."""
         unknown = int(self.unigrams[self.tokenizer.unk_id]) if self.tokenizer.has_unknown else 0
         return unknown / max(int(self.ordinary_unigrams.sum()) + unknown, 1)
 
 
 def open_tokenizer(directory: Path, manifest: Mapping[str, Any]) -> Tokenizer:
-    """Loads the tokenizer stored with the shards. Raises UserError if the shards were made with another one."""
+    """Loads the tokenizer stored with the shards.
+
+    Raises:
+        UserError: The shards were made with another one.
+    """
     tokenizer = load_tokenizer(directory / "tokenizer")
     if tokenizer.content_hash != manifest["tokenizer"]["hash"]:
         raise UserError(f"{directory / 'tokenizer'} is not the tokenizer that made the shards; copy it again")
@@ -130,7 +138,11 @@ def open_tokenizer(directory: Path, manifest: Mapping[str, Any]) -> Tokenizer:
 def measure(
     directory: Path, part: Part, manifest: Mapping[str, Any], tokenizer: Tokenizer, on_rows: Callable[[int], None]
 ) -> PartStatistics:
-    """Computes a part's statistics from its shards. Raises UserError for an unreadable shard."""
+    """Computes a part's statistics from its shards.
+
+    Raises:
+        UserError: A shard cannot be read.
+    """
     dataset = Dataset(directory, part, manifest, output_files.reader(manifest))
     statistics = PartStatistics(directory, manifest, tokenizer)
     for shard in range(len(dataset.shards)):
@@ -156,8 +168,7 @@ def verify(directory: Path, progress: Callable[[int], None] = lambda size: None)
         progress: Called with byte counts, which add up to `bytes_to_verify`.
 
     Raises:
-        UserError: Something does not match. The message names the first damaged file and the problem, and counts the
-            other damaged files.
+        UserError: Something does not match. The message describes the first damaged file, and counts the others.
     """
     manifest = read_manifest(directory)  # first, so that a folder that is no output is not reported as damaged
     listed = output_files.read_sums(directory)
@@ -199,7 +210,7 @@ def verify(directory: Path, progress: Callable[[int], None] = lambda size: None)
 
 
 def bytes_to_verify(directory: Path) -> int:
-    """Adds up the file sizes, with shards twice: the total that `verify` passes to `progress`."""
+    """Adds up the sizes that `verify` passes to `progress`: all files, and shards a second time."""
     sizes = {name: (directory / name).stat().st_size for name in output_files.listed_files(directory)}
     return sum(sizes.values()) + sum(size for name, size in sizes.items() if name.split("/")[0] in PARTS)
 
@@ -212,7 +223,7 @@ def _raise_first(directory: Path, problems: Mapping[str, str]) -> None:
 
 
 def _check_rows(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-    """Raises Corrupt for the first guarantee that rows with the right layout violate."""
+    """Raises Corrupt for the first violated guarantee in rows with the right layout."""
     ids, labels, width = rows.input_ids, rows.next_sentence_labels, rows.input_ids.shape[1]
     lengths, firsts = rows.sequence_lengths.astype(np.int64), rows.first_segment_lengths.astype(np.int64)
     ends = np.cumsum(lengths, axis=1)
@@ -225,6 +236,7 @@ def _check_rows(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) -
     # In GPT-2's vocabulary one token pads, and begins and ends sequences.
     own_padding = tokenizer.pad_id not in (tokenizer.cls_id, tokenizer.sep_id)
     pairs = segment_count(manifest["objective"]) == 2
+    # A has [CLS], a token and [SEP], at least; B a token and [SEP].
     wrong_length = (firsts < 3) | (firsts > lengths - 2 if pairs else firsts != lengths)
     wrong_label = (labels != 0) & (labels != 1) if pairs else labels != NO_LABEL
     checks = {
@@ -261,17 +273,20 @@ def _key_range(part: Part, rows: Rows) -> list[tuple[int, int]]:
     if not len(keys):
         return []
     first, last = int(keys[0]), int(keys[-1])
-    if (np.diff(keys) != 1).any():
-        raise Corrupt("sequence keys that do not count up by one")
-    if first >> 32 != last >> 32:
-        raise Corrupt("sequence keys of two work units")
-    if bool(first >> 32 & EVAL_KEY_BIT) != (part == "eval"):
-        raise Corrupt(f"sequence keys that are not those of {part}")
+    # The high 32 bits of a key are the unit, whose highest bit is the part; the low 32 bits count its sequences.
+    problems = {
+        "sequence keys that do not count up by one": bool((np.diff(keys) != 1).any()),
+        "sequence keys of two work units": first >> 32 != last >> 32,
+        f"sequence keys that are not those of {part}": bool(first >> 32 & EVAL_KEY_BIT) != (part == "eval"),
+    }
+    for problem, applies in problems.items():
+        if applies:
+            raise Corrupt(problem)
     return [(first, last)]
 
 
 def _check_totals(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Raises UserError if the parts and the documents skipped in reading do not add up to a total."""
+    """Raises UserError unless the parts and the documents skipped in reading add up to the totals."""
     total, unread = manifest["counts"], manifest["skipped_reading"]
     addends = [*manifest["parts"].values(), {"documents": sum(unread.values()), "skipped": unread}]
     stated, held = sum_counts([total]), sum_counts(addends)
@@ -319,7 +334,12 @@ def _check_counts(directory: Path, manifest: Mapping[str, Any], statistics: Mapp
 
 
 def document(directory: Path, inspection: Inspection, verified: bool, rows: Sequence[Excerpt] = ()) -> Document:
-    """Makes the report. `verified` says whether every byte was checked."""
+    """Makes the report of inspect-shards.
+
+    Args:
+        verified: Whether every byte was checked.
+        rows: Excerpts to show on the page.
+    """
     manifest, tokenizer, statistics = inspection
     masking = manifest["masking"]
     filled = {part: held for part, held in statistics.items() if held.rows}
@@ -355,10 +375,8 @@ def document(directory: Path, inspection: Inspection, verified: bool, rows: Sequ
 
 
 def _counts(manifest: Mapping[str, Any], parts: Mapping[Part, PartStatistics], unk: str) -> Table:
-    """Documents used and skipped, the parts' contents, and shares.
-
-    Documents skipped in reading belong to no part: the column `all`, shown next to both parts, counts them too.
-    """
+    """Tabulates documents used and skipped, the parts' contents, and fractions."""
+    # Documents skipped in reading belong to no part, so only the column `all` counts them.
     columns = {str(part): manifest["parts"][part] for part in parts}
     columns |= {"all": manifest["counts"]} if len(parts) > 1 else {}
     reasons = sorted({reason for counts in columns.values() for reason in counts["skipped"]})
@@ -389,7 +407,7 @@ def _counts(manifest: Mapping[str, Any], parts: Mapping[Part, PartStatistics], u
 
 
 def _cleaning(manifest: Mapping[str, Any]) -> Section:
-    """Documents dropped and kept by bert-jax clean before the job: a group of rows per report."""
+    """Tabulates documents dropped and kept by bert-jax clean before the job, with a group of rows per report."""
     groups, cleanings = [], manifest.get("cleaning", [])
     for cleaning in cleanings:
         read = cleaning["documents"]["read"]
@@ -407,7 +425,7 @@ def _cleaning(manifest: Mapping[str, Any]) -> Section:
 
 
 def _shares(manifest: Mapping[str, Any], parts: Mapping[Part, PartStatistics], tokenizer: Tokenizer) -> list[Panel]:
-    """Next-sentence labels, and the tokens seen by the model in place of predicted ones."""
+    """Charts next-sentence labels, and what the model sees in place of predicted tokens."""
     panels, shown = [], (tokenizer.roles.mask_token, *REPLACEMENTS[1:])
     if names := _LABELS.get(manifest["objective"]):
         for part, held in parts.items():
@@ -436,7 +454,6 @@ def _bars(counts: Iterable[tuple[str, int]], total: int, longest: int) -> list[r
 
 
 def _settings(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The job's options and versions."""
     options = {
         name: value
         for name, value in manifest.items()
@@ -449,7 +466,7 @@ def _settings(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def page_rows(directory: Path, inspection: Inspection) -> list[Excerpt]:
-    """Samples evenly spaced rows from the first part that has any, with their masks in epoch 0."""
+    """Samples evenly spaced rows from the first part that has any, with the masks of epoch 0."""
     manifest, tokenizer, statistics = inspection
     for part, held in statistics.items():
         if held.rows:
@@ -462,9 +479,14 @@ def page_rows(directory: Path, inspection: Inspection) -> list[Excerpt]:
 def excerpts(
     dataset: Dataset, tokenizer: Tokenizer, numbers: Sequence[int], masker: Masker | None = None
 ) -> Iterator[Excerpt]:
-    """Yields the sequences in the rows with these numbers, as text with labels for masked tokens.
+    """Yields the sequences in some rows, as text with labels for masked tokens.
 
-    With a masker, rows without static masks get their masks in epoch 0. Raises UserError for an unreadable shard.
+    Args:
+        numbers: The rows.
+        masker: Masks rows without static masks, as in epoch 0.
+
+    Raises:
+        UserError: A shard cannot be read.
     """
     rows = dataset.gather(np.array(numbers, np.int64))
     if masker and rows.masked_positions is None:
@@ -498,7 +520,7 @@ def excerpts(
 def _fragments(
     ids: Integer[np.ndarray, "T"], predicted: Mapping[int, int], first: int, last: int, tokenizer: Tokenizer
 ) -> Iterator[Fragment]:
-    """The positions [first, last) in runs of one kind. A run is decoded at once, which keeps its words together."""
+    """Yields the positions [first, last) in runs of one kind. Decoding a whole run keeps its words together."""
     special = set(tokenizer.special_ids)
 
     def kind(position: int) -> str:

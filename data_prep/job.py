@@ -52,9 +52,10 @@ def finished_units(directory: Path) -> int:
 
 
 def open_folder(directory: Path) -> IO[bytes]:
-    """Creates a job's folder, or opens it again, and takes its lock, which the caller closes.
+    """Creates or reopens a job's folder, and takes its lock, which the caller closes.
 
-    Raises UserError if another job is writing to the folder, or if it belongs to none.
+    Raises:
+        UserError: Another job is writing to the folder, or no job made it.
     """
     if directory.exists() and not (directory / "job").exists():
         raise UserError(
@@ -87,7 +88,7 @@ def resumable_folder(output: Path, arguments: Mapping[str, Any]) -> Iterator[Pat
 
 @contextlib.contextmanager
 def keeping_units(output: Path) -> Iterator[None]:
-    """Turns SIGTERM into Stopped while a job runs. Its finished units are kept, and the message says how to resume."""
+    """Turns SIGTERM into Stopped while a job runs; the message says how to resume it."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
@@ -99,9 +100,9 @@ def keeping_units(output: Path) -> Iterator[None]:
     except Stopped as stopped:
         for folder in (incomplete_path(output), *parts_folder(output).glob("*-of-*")):
             if finished_units(folder) or (folder / MANIFEST).exists():
-                kept_in = folder if folder == incomplete_path(output) else parts_folder(output)
-                kept = f"finished units are kept in {kept_in}: run the same command again to resume"
-                raise Stopped(f"{stopped}; {kept}") from None
+                place = folder if folder == incomplete_path(output) else parts_folder(output)
+                advice = f"finished units are kept in {place}: run the same command again to resume"
+                raise Stopped(f"{stopped}; {advice}") from None
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -119,24 +120,27 @@ def complete(directory: Path, output: Path) -> None:
 
 
 def own_folders(output: Path) -> tuple[Path, ...]:
-    """Lists the folders in which a job writes, or in which an earlier run wrote.
-
-    Parts (`build_parts`) write next to each other.
-    """
+    """Lists the folders in which a job writes, or an earlier run wrote."""
+    # A part (`build_parts`) is written next to the others, so its parent holds their files, too.
     parent = (output.parent,) if output.parent.name.endswith(PARTS_SUFFIX) else ()
     parts = [folder for folder in (*parent, parts_folder(output)) if (folder / "job" / "arguments.json").exists()]
     return incomplete_path(output), *parts
 
 
 def parts_folder(output: Path) -> Path:
-    """The folder for parts until they are merged."""
+    """Returns the folder for parts until they are merged."""
     return output.with_name(output.name + PARTS_SUFFIX)
 
 
 def check_arguments(directory: Path, arguments: Mapping[str, Any], begun: bool) -> None:
-    """Stores a new job's arguments (JSON values), or compares them with the arguments of a job with finished work.
+    """Stores a new job's arguments, or compares them with those stored when the job began.
 
-    Raises UserError if they differ.
+    Args:
+        arguments: JSON values.
+        begun: Whether the folder has finished work, which other arguments would make useless.
+
+    Raises:
+        UserError: The arguments differ, or the stored ones are unreadable.
     """
     path = directory / "job" / "arguments.json"
     if not begun:
@@ -161,9 +165,9 @@ def check_arguments(directory: Path, arguments: Mapping[str, Any], begun: bool) 
 
 
 class UnitRecord(NamedTuple):
-    """The results for a finished unit. The part and number are in its name and in its shards' names."""
+    """A finished unit's results."""
 
-    name: str  # "train-00000"
+    name: str  # its part and number: "train-00000"
     text_hash: str
     counts: dict[str, int]  # COUNTED
     skipped: dict[str, int]  # documents, by reason
@@ -182,12 +186,15 @@ class UnitRecord(NamedTuple):
 def write_record(
     directory: Path, record: UnitRecord, unigrams: Int64[np.ndarray, "V"], lengths: Int64[np.ndarray, "n"]
 ) -> UnitRecord:
-    """Marks a unit as finished, after its shards are on disk, and returns the record as it was written.
+    """Marks a unit as finished after its shards are on disk, and returns the record as written.
 
-    unigrams, lengths   how often the ids occur in its rows, and how many sequences have 0, 1, ..., T tokens
+    Args:
+        unigrams: How often each id occurs in the unit's rows.
+        lengths: How many sequences have 0, 1, ..., T tokens.
     """
     content = npy_bytes(np.concatenate([unigrams, lengths]))
     write_atomic(unit_folder(directory) / f"{record.name}.npy", content)
+    # The record comes last: if it exists, so do the unit's other files.
     record = record._replace(counted=hashlib.sha256(content).hexdigest())
     write_atomic(unit_folder(directory) / f"{record.name}.json", json.dumps(record._asdict()).encode())
     return record
@@ -216,10 +223,7 @@ def read_record(directory: Path, unit: Unit) -> UnitRecord | None:
 
 @contextlib.contextmanager
 def open_job(output: Path, arguments: Arguments, tokenizer: Tokenizer) -> Iterator["Job"]:
-    """Begins or resumes a job, and holds its lock.
-
-    An exception keeps the finished units and removes a folder that holds none. UnusableCorpus removes everything,
-    because no later run can use it.
+    """Begins or resumes a job as `resumable_folder` does. UnusableCorpus removes its units, which no later run can use.
 
     Raises:
         UserError: As `resumable_folder`.
@@ -231,8 +235,8 @@ def open_job(output: Path, arguments: Arguments, tokenizer: Tokenizer) -> Iterat
         shutil.rmtree(directory / "tokenizer", ignore_errors=True)
         stored = tokenizer
         if not tokenizer.adds_special_tokens:
-            # Sequences of shards always have special tokens. A published GPT-2 adds none; a model that is trained on
-            # its shards sees them, and keeps this tokenizer.
+            # Rows always have special tokens, but some tokenizers, e.g. the published GPT-2, add none. A model trained
+            # on these shards keeps the stored tokenizer, so that one must add them.
             spec: Any = tokenizer.spec
             stored = Tokenizer(dataclasses.replace(spec, adds_special_tokens=True))
         stored.save(directory / "tokenizer")
@@ -244,7 +248,7 @@ def open_job(output: Path, arguments: Arguments, tokenizer: Tokenizer) -> Iterat
 
 
 class Job(NamedTuple):
-    """An open job, from `open_job`, which holds the folder's lock."""
+    """An open job, from `open_job`."""
 
     output: Path
     directory: Path
@@ -254,21 +258,25 @@ class Job(NamedTuple):
     def finish(
         self, records: Iterable[UnitRecord], skipped: Counter[str], cleaning: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        """Writes the unigram counts and then the manifest, renames the folder, and returns the manifest.
+        """Writes the unigram counts and the manifest, renames the folder, and returns the manifest.
 
-        skipped    number of documents in no unit, by reason
-        cleaning   the reports of bert-jax clean on the text (summary.py)
+        Args:
+            records: The records of all units, in any order.
+            skipped: How many documents are in no unit, by reason.
+            cleaning: The reports of bert-jax clean on the text (summary.py).
         """
         records = sorted(records, key=lambda record: (PARTS.index(record.part), record.number))
         options, vocab_size = self.arguments.options, self.tokenizer.vocab_size
+        # By index: V unigram counts, then T + 1 counts of sequences by length.
         counted = {part: np.zeros(vocab_size + options.seq_len + 1, np.int64) for part in PARTS}
         for record in records:
             counted[record.part] += np.load(unit_folder(self.directory) / f"{record.name}.npy")
         write_atomic(self.directory / UNIGRAMS, npy_bytes(counted["train"][:vocab_size]))
         lengths = {part: counts[vocab_size:] for part, counts in counted.items()}
         rule = options.rule
+        # Without unspaced scripts both rules give the same words, and the manifest states the simpler one.
         if not (counted["train"] + counted["eval"])[:vocab_size][self.tokenizer.unspaced].any():
-            rule = dataclasses.replace(rule, words="spaces")  # gives the same words in text without such scripts
+            rule = dataclasses.replace(rule, words="spaces")
         manifest = _manifest(self.arguments, rule, self.tokenizer, records, skipped, lengths, cleaning)
         # A killed worker may have left files behind.
         names = {shard["name"] for shard in manifest["shards"]}
@@ -282,23 +290,22 @@ class Job(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """Lists the versions of everything that can change the output's bytes."""
+    """Lists the versions of all software that can change the output's bytes."""
     libraries = {library: importlib.metadata.version(library) for library in _LIBRARIES}
     return {"python": platform.python_version(), "bert_jax": bert_jax.__version__, **libraries}
 
 
 def sum_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Adds up whole numbers, and skipped documents by reason; drops other values."""
-    total: Counter[str] = Counter()
-    skipped: Counter[str] = Counter()
-    for some in counts:
-        total.update({name: value for name, value in some.items() if isinstance(value, int)})
-        skipped.update(some["skipped"])
+    total, skipped = Counter[str](), Counter[str]()
+    for addend in counts:
+        total.update({name: value for name, value in addend.items() if isinstance(value, int)})
+        skipped.update(addend["skipped"])
     return {**total, "skipped": dict(sorted(skipped.items()))}
 
 
 def sum_part(counts: Iterable[Mapping[str, Any]], lengths: Int64[np.ndarray, "n"]) -> dict[str, Any]:
-    """Adds up a part's counts. `lengths` says how many sequences have 0, 1, ..., T tokens."""
+    """Adds up a part's counts. `lengths[n]` is the number of sequences with n tokens."""
     total = sum_counts(counts)
     positions = total["rows"] * (len(lengths) - 1)
     filled = round(total["tokens"] / positions, 6) if positions else 0.0
@@ -319,7 +326,7 @@ def _manifest(
     zeros: dict[str, Any] = dict.fromkeys(options.counted, 0) | {"skipped": {}}
     counted = [(record.part, record.counts | {"skipped": record.skipped}) for record in records]
     in_units = sum_counts([zeros, *(counts for _, counts in counted)])
-    # Documents that gave no unit were read as well, so that all counts add up to those of the corpus.
+    # Documents in no unit were read as well: with them, the counts add up to the whole corpus.
     counts = sum_counts([in_units, {"documents": skipped.total(), "skipped": skipped}])
     shares = {
         "number": share.number,
@@ -329,6 +336,7 @@ def _manifest(
         "documents": in_units["documents"],
         "versions": versions(),
     }
+    # Keys with these values are left out, as are the keys of unused options below.
     usual = {"document_separator": "", "input_format": "auto", "newlines": "join"}
     return {
         "schema_version": SCHEMA_VERSION,

@@ -27,47 +27,60 @@ from data_prep import counting
 
 MIN_FREQUENCY = 2  # of a merged pair, as in the `tokenizers` library's BertWordPieceTokenizer and ByteLevelBPETokenizer
 
-# Byte-pair merges (Sennrich et al. 2016) over word counts. The most frequent pair of adjacent pieces becomes a piece,
-# repeatedly. Among pairs of equal count, the one with the lowest ids (left, then right) is merged, as in the
-# `tokenizers` library's BpeTrainer.
 
+def _check_size(vocab_size: int, contents: str, taken: int) -> None:
+    if taken > vocab_size:
+        raise UserError(
+            f"--vocab_size {vocab_size} is too small: the special tokens and {contents} already take {taken}. "
+            f"Use more, for example --vocab_size {max(8192, 4 * taken)}"
+        )
+
+
+# Byte-pair merges (Sennrich et al. 2016) over word counts: the most frequent pair of adjacent pieces becomes a piece,
+# repeatedly. Among equally frequent pairs, the one with the lowest ids (left, then right) comes first, as in the
+# `tokenizers` library's BpeTrainer.
 
 Pair = tuple[int, int]
 
 
 class Merges:
-    """Words as lists of pieces, and counts for adjacent pairs, kept up to date while pairs are merged."""
+    """Counts adjacent pairs of pieces in words, and keeps the counts up to date while pairs are merged.
+
+    Args:
+        words: Lists of piece ids, which `merge` modifies.
+        counts: How often each word occurs.
+        min_frequency: The lowest count of a pair that is merged.
+    """
 
     def __init__(self, words: list[list[int]], counts: list[int], min_frequency: int) -> None:
-        """Takes words as lists of piece ids, which it modifies, and how often they occur."""
         self._words = words
         self._word_counts = counts
         self._min_frequency = max(min_frequency, 1)
         self._counts: Counter[Pair] = Counter()
-        # Indices of the words that contain, or once contained, the pair.
+        # Indices of words that contain, or once contained, the pair.
         self._places: defaultdict[Pair, array[int]] = defaultdict(lambda: array("i"))
         for index, word in enumerate(words):
             for pair in itertools.pairwise(word):
                 self._counts[pair] += counts[index]
                 self._places[pair].append(index)
-        # Most frequent first, then lowest ids. Entries may be out of date.
+        # Negative counts, so that the most frequent pair comes first, then lowest ids. Entries may be out of date.
         self._heap = [(-count, pair) for pair, count in self._counts.items() if count >= self._min_frequency]
         heapq.heapify(self._heap)
 
     def most_frequent(self) -> Pair | None:
-        """Returns the most frequent pair, with the lowest ids among equals, or None if no pair is frequent enough."""
+        """Returns the most frequent pair, or None if no pair is frequent enough."""
         while self._heap:
             negative_count, pair = heapq.heappop(self._heap)
             count = self._counts[pair]
             if count == -negative_count:
                 return pair
-            # Out of date: a pair that grew has a newer entry already, and one that shrank gets one here.
+            # Out of date. A pair that became more frequent has a newer entry already; others get theirs here.
             if self._min_frequency <= count < -negative_count:
                 heapq.heappush(self._heap, (-count, pair))
         return None
 
     def merge(self, pair: Pair, merged: int) -> None:
-        """Replaces the pair by one piece, from left to right, wherever it occurs."""
+        """Replaces the pair by the piece `merged`, from left to right, wherever it occurs."""
         changes: defaultdict[Pair, int] = defaultdict(int)
         words, counts, places = self._words, self._word_counts, self._places
         left, right = pair
@@ -81,7 +94,7 @@ class Merges:
                 if word[at] != right:
                     continue
                 word[at - 1 : at + 1] = joined
-                # The neighbours of the pair become neighbours of the new piece.
+                # The pair's neighbours become neighbours of the new piece.
                 if at > 1:
                     before = word[at - 2]
                     changes[before, left] -= counts[index]
@@ -111,7 +124,7 @@ def _add_merges(
     on_token: Callable[[int], None],
     prefix: str = "",
 ) -> list[tuple[str, str]]:
-    """Adds merged pieces to the tokens until there are `size`, and returns the merged pairs in order.
+    """Adds merged pieces to `tokens` until there are `size`, and returns the merged pairs in order.
 
     Words are lists of token ids. `prefix` marks pieces inside words.
     """
@@ -121,7 +134,7 @@ def _add_merges(
     while len(tokens) < size and (pair := pairs.most_frequent()):
         left, right = tokens[pair[0]], tokens[pair[1]]
         token = left + right.removeprefix(prefix)
-        # Two different pairs may give the same piece ("a" "bc", "ab" "c"), which is one token with two merges.
+        # Two pairs may give the same piece ("a" "bc", "ab" "c"): one token with two merges.
         if token not in ids:
             ids[token] = len(tokens)
             tokens.append(token)
@@ -131,19 +144,18 @@ def _add_merges(
     return merges
 
 
-# WordPiece as the `tokenizers` library's WordPieceTrainer learns it: byte-pair encoding over characters, in which a
-# character inside a word has the prefix "##". The original WordPiece of Schuster and Nakajima (2012) chooses the pair
-# that most increases the likelihood of a language model; Google never published that trainer, and vocabularies made by
-# merges work as well (bert_jax encodes both by the same longest-match rule).
+# WordPiece as the `tokenizers` library's WordPieceTrainer learns it: byte-pair encoding over characters, in which "##"
+# marks a character inside a word. The original WordPiece of Schuster and Nakajima (2012) chooses the pair that most
+# increases a language model's likelihood. Google never published that trainer, and vocabularies made by merges work as
+# well (bert_jax encodes both by the same longest-match rule).
 #
-# The library's own trainer counts into hash maps of random order, and that order decides between pairs of equal count:
-# the same text then gives other ids and sometimes other pieces. Here
+# The library's own trainer counts into hash maps with a random order, which decides between equally frequent pairs: the
+# same text then gives other ids and sometimes other pieces. Here
 #   - pieces start as characters: the most frequent ones, ties by code point, until they cover a share of the text, and
 #     at least ALPHABET_MINIMUM; a word with any other character is left out, because it would be encoded as [UNK];
-#   - the order of ids is: special tokens, characters, characters inside a word, each by code point, then merges.
+#   - ids have this order: special tokens, characters, characters inside a word, both by code point, then merges.
 # Every CJK ideograph is a word (the tokenizer's normalizer makes it one), so Chinese text needs as many tokens as it
-# has different characters. The covered share limits their number, as in the multilingual vocabularies of BERT.
-
+# has different characters. The covered share limits their number, as in BERT's multilingual vocabularies.
 
 INSIDE = "##"
 ALPHABET_MINIMUM = 1000  # as in the `tokenizers` library's BertWordPieceTokenizer.train
@@ -154,7 +166,7 @@ _BORDERS = re.compile("[!-/:-@\\[-`{-~\u3001\u3002\u3400-\u4dbf\u4e00-\u9fff]")
 
 
 class WordPieceSplitter(counting.WordSplitter):
-    """The tokenizer's words: normalized, and split at punctuation and ideographs, by the library."""
+    """Splits as the tokenizer does: the library normalizes text, and splits it at punctuation and ideographs."""
 
     def __init__(self, lowercase: bool) -> None:
         self._library = library_tokenizer(
@@ -168,15 +180,17 @@ class WordPieceSplitter(counting.WordSplitter):
         return split_chunks(text) if _SEPARATORS.search(text) else text.split()
 
     def words(self, chunk: str) -> Iterator[str]:
-        """Puts "##" before all windows of a long word but the first (any other "#" is a word of its own)."""
+        """Yields words, and a long one in windows, with "##" before all but the first."""
+        # "##" cannot be mistaken for text, in which every "#" is a word of its own.
         for word, _ in self._split(self._normalize(chunk)):
             first, *others = counting.windows(word)
             yield first
             yield from (INSIDE + window for window in others)
 
     def unknown(self, chunk: str) -> int:
+        # Most chunks are short, or short between borders, and need no slow call to the library.
         if len(chunk) <= MAX_WORD_LENGTH or max(map(len, _BORDERS.split(chunk))) <= MAX_WORD_LENGTH:
-            return 0  # without the library, which takes longer
+            return 0
         lengths = (len(word) for word, _ in self._split(self._normalize(chunk)))
         return sum(length for length in lengths if length > MAX_WORD_LENGTH)
 
@@ -190,25 +204,38 @@ def learn_wordpiece(
     character_coverage: float = counting.CHARACTER_COVERAGE,
     on_token: Callable[[int], None] = lambda size: None,
 ) -> list[str]:
-    """Learns a WordPiece vocabulary: the tokens by id, which are special tokens, characters, then merges.
+    """Learns a WordPiece vocabulary.
 
-    The keys of `word_counts` are words, or word-internal parts ("##" and two or more characters); their order changes
-    nothing. The result has fewer tokens than `vocab_size` if no pair is left that occurs `min_frequency` times.
-    `on_token` gets the vocabulary's size as it grows.
+    Args:
+        word_counts: Counts of words, and of word-internal parts ("##" and two or more characters), in any order.
+        on_token: Gets the vocabulary's size as it grows.
+
+    Returns:
+        The tokens by id: special tokens, characters, then merges. They are fewer than `vocab_size` if no pair is left
+        that occurs `min_frequency` times.
 
     Raises:
         UserError: The special tokens and characters alone do not fit.
     """
-    alphabet = _alphabet(word_counts, alphabet_minimum, character_coverage)
+    counts: Counter[str] = Counter()
+    for word, count in word_counts.items():
+        for character in "".join(_split(word)) if word else "":
+            counts[character] += count
+    # The most frequent characters, until those before one cover enough of the text; then in code point order.
+    ranked = sorted(counts, key=lambda character: (-counts[character], character))
+    covered = itertools.accumulate((counts[character] for character in ranked), initial=0)
+    needed = character_coverage * counts.total()
+    alphabet = sorted(
+        character
+        for rank, (character, before) in enumerate(zip(ranked, covered, strict=False))
+        if rank < alphabet_minimum or before < needed
+    )
     allowed = set(alphabet)
     words = [word for word in sorted(word_counts) if word and allowed.issuperset("".join(_split(word)))]
     inside = sorted({character for word in words for character in _split(word)[1]})
     tokens = [*wordpiece.SPECIAL_TOKENS, *alphabet, *(INSIDE + character for character in inside)]
-    if len(tokens) > vocab_size:
-        raise UserError(
-            f"--vocab_size {vocab_size} is too small: the special tokens and the {len(alphabet)} characters of the text"
-            f" already take {len(tokens)}. Use more, for example --vocab_size {max(8192, 4 * len(tokens))}"
-        )
+    _check_size(vocab_size, f"the {len(alphabet)} characters of the text", len(tokens))
+    # A character has two ids: one at the beginning of a word, and one inside.
     beginning = {character: index for index, character in enumerate(alphabet, len(wordpiece.SPECIAL_TOKENS))}
     within = {character: index for index, character in enumerate(inside, len(tokens) - len(inside))}
     spelled = [[*(beginning[c] for c in first), *(within[c] for c in rest)] for first, rest in map(_split, words)]
@@ -223,26 +250,10 @@ def _split(word: str) -> tuple[str, str]:
     return word[0], word[1:]
 
 
-def _alphabet(word_counts: Mapping[str, int], minimum: int, coverage: float) -> list[str]:
-    """The most frequent characters, in code point order."""
-    counts: Counter[str] = Counter()
-    for word, count in word_counts.items():
-        for character in "".join(_split(word)) if word else "":
-            counts[character] += count
-    ranked = sorted(counts, key=lambda character: (-counts[character], character))
-    wanted, before = (
-        coverage * counts.total(),
-        itertools.accumulate((counts[character] for character in ranked), initial=0),
-    )
-    covered = dict(zip(ranked, before, strict=False))  # by the more frequent characters
-    return sorted(ranked[:minimum] + [character for character in ranked[minimum:] if covered[character] < wanted])
-
-
 # Byte-level BPE like GPT-2's (Radford et al. 2019) and RoBERTa's (Liu et al.). GPT-2's rule splits the text (the
-# `tokenizers` library's ByteLevel pre-tokenizer), in which a word includes the space before it. Each byte of its UTF-8
-# is written as a printable character ("Ġ" is the space). All 256 bytes are in the vocabulary, so it encodes every text.
-# The order of ids is: <s> <pad> </s> <unk> as in RoBERTa, the bytes by code point, merges in order, and <mask> last.
-
+# `tokenizers` library's ByteLevel pre-tokenizer); a word includes the space before it. Its UTF-8 bytes are written as
+# printable characters ("Ġ" is the space). All 256 bytes are in the vocabulary, so it encodes every text. Ids have this
+# order: <s> <pad> </s> <unk> as in RoBERTa, the bytes by code point, merges in order, and <mask> last.
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 MASK = "<mask>"
@@ -255,7 +266,7 @@ _WHOLE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # do
 
 
 class ByteSplitter(counting.WordSplitter):
-    """Words by GPT-2's rule, written byte by byte. White space between words is not counted by itself."""
+    """Splits by GPT-2's rule into words written byte by byte. Does not count white space between words."""
 
     def __init__(self, lowercase: bool = False) -> None:
         steps = [getattr(normalizers, name)() for name in LOWERCASE] if lowercase else []
@@ -275,27 +286,28 @@ class ByteSplitter(counting.WordSplitter):
 
 
 def written_bytes(text: str) -> str:
-    """Writes the bytes of a text as printable characters."""
+    """Writes a text's bytes as printable characters."""
     return "".join(written for written, _ in _WHOLE.pre_tokenize_str(text))
 
 
 def learn_byte_bpe(
     word_counts: Mapping[str, int], vocab_size: int, on_token: Callable[[int], None] = lambda size: None
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """Learns the tokens by id, and the merges in order, from the counts of words written in bytes.
+    """Learns a byte-level BPE vocabulary.
 
-    Their order changes nothing. The result has fewer tokens than `vocab_size` if no pair is left that occurs
-    MIN_FREQUENCY times. `on_token` gets the vocabulary's size as it grows.
+    Args:
+        word_counts: Counts of words written in bytes, in any order.
+        on_token: Gets the vocabulary's size as it grows.
+
+    Returns:
+        The tokens by id, and the merges in order. The tokens are fewer than `vocab_size` if no pair is left that occurs
+        MIN_FREQUENCY times.
 
     Raises:
         UserError: The special tokens and bytes do not fit.
     """
     tokens = [*SPECIAL_TOKENS, *BYTES]
-    if vocab_size <= len(tokens):
-        raise UserError(
-            f"--vocab_size {vocab_size} is too small: the special tokens and the 256 bytes already take "
-            f"{len(tokens) + 1}. Use more, for example --vocab_size 8192"
-        )
+    _check_size(vocab_size, "the 256 bytes", len(tokens) + 1)  # and <mask>
     ids = {byte: index for index, byte in enumerate(BYTES, len(SPECIAL_TOKENS))}
     words = sorted(word_counts)
     counts = [word_counts[word] for word in words]
@@ -304,32 +316,28 @@ def learn_byte_bpe(
     return [*tokens, MASK], merges
 
 
-# Learns a SentencePiece vocabulary (Kudo and Richardson 2018) with the sentencepiece library, from word counts.
+# SentencePiece vocabularies (Kudo and Richardson 2018), which the sentencepiece library learns from word counts.
 #
 # Kinds: unigram (Kudo 2018; XLM-R and ALBERT use it) and sentencepiece_bpe. The library's trainer is a function of its
 # input and options if its number of threads is fixed, its input is sorted, and its own random sampling is not used.
 # It reads words with counts (its TSV format), so its memory and time depend only on the number of distinct words.
-# It runs in a separate process, whose log shows its progress.
 #
 # The model numbers its pieces like the library (<unk> <s> </s>, then its own); the tokenizer numbers them like XLM-R:
 # <s> <pad> </s> <unk>, the model's own, and <mask> last.
 
-
 BEGINNING = "\u2581"  # marks the beginning of a word
 MODEL_TYPES = {"unigram": "unigram", "sentencepiece_bpe": "bpe"}
-# <pad> and <mask>, which are not pieces of the model.
-ADDED_TOKENS = 2
-# Fixed, because sums of floats depend on the number of threads.
-_THREADS = 8
+ADDED_TOKENS = 2  # <pad> and <mask>, which are not pieces of the model
+_THREADS = 8  # fixed, because sums of floats depend on the number of threads
 _TRAIN = "import json, sys, sentencepiece; sentencepiece.SentencePieceTrainer.train(**json.load(sys.stdin))"
 # Characters that TSV cannot hold and that the library's clean-up drops.
 _CONTROL = dict.fromkeys([*range(0x20), 0x7F])
 
 
 class SentencePieceSplitter(counting.WordSplitter):
-    """Words are chunks between white space, with SentencePiece's mark for a beginning; the library does the rest.
+    """Splits at white space only, and puts SentencePiece's mark before words.
 
-    A chunk keeps its punctuation: the library's Unigram takes every string shared by two chunks as a candidate.
+    Punctuation stays, because Unigram takes every string that two chunks share as a candidate.
     """
 
     def chunks(self, text: str) -> list[str]:
@@ -350,15 +358,20 @@ def learn_sentence_pieces(
     character_coverage: float = counting.CHARACTER_COVERAGE,
     on_share: Callable[[float], None] = lambda share: None,
 ) -> bytes:
-    """Learns from the counts of SentencePieceSplitter's words, and returns the model as the library's protocol buffer.
+    """Learns a SentencePiece vocabulary.
 
-    It has fewer pieces than `vocab_size` if the text gives no more. `on_share` gets the approximate progress, 0 to 1.
+    Args:
+        word_counts: Counts of SentencePieceSplitter's words, in any order.
+        kind: A key of MODEL_TYPES.
+        on_share: Gets the approximate progress, 0 to 1.
+
+    Returns:
+        The model as the library's protocol buffer. Its pieces are fewer than `vocab_size` if the text gives no more.
 
     Raises:
         UserError: The characters alone do not fit, or the library fails.
     """
-    if vocab_size <= 3 + ADDED_TOKENS:
-        raise UserError(f"--vocab_size {vocab_size} is too small for the special tokens. Use more, for example 8192")
+    _check_size(vocab_size, "one character", 3 + ADDED_TOKENS + 1)
     with tempfile.TemporaryDirectory() as folder:
         table, prefix = Path(folder) / "words.tsv", Path(folder) / "trained"
         with table.open("w", encoding="utf-8", newline="\n") as file:
@@ -374,14 +387,14 @@ def learn_sentence_pieces(
             "hard_vocab_limit": False,
             "character_coverage": character_coverage,
             "normalization_rule_name": "nmt_nfkc_cf" if lowercase else "nmt_nfkc",
-            "add_dummy_prefix": False,  # the words have it already, and
-            "remove_extra_whitespaces": False,  # this would remove it
+            "add_dummy_prefix": False,  # the splitter has written it, and
+            "remove_extra_whitespaces": False,  # this would remove it again
             "num_threads": _THREADS,
         }
         _run(options, vocab_size, on_share)
         messages: Any = sentencepiece_model_pb2  # its classes are created at import
         model = messages.ModelProto.FromString(prefix.with_suffix(".model").read_bytes())
-    # The names of the temporary files would differ between runs; the model itself marks the beginnings of words again.
+    # Names of temporary files differ between runs. In use, text comes without marks, so the model adds them again.
     model.trainer_spec.ClearField("input")
     model.trainer_spec.ClearField("model_prefix")
     model.normalizer_spec.add_dummy_prefix = True
@@ -390,7 +403,7 @@ def learn_sentence_pieces(
 
 
 def _run(options: dict[str, object], vocab_size: int, on_share: Callable[[float], None]) -> None:
-    """Runs the library's trainer in a separate process, because it may terminate the process on errors.
+    """Runs the library's trainer in a separate process, because on errors it may end its process.
 
     Its log shows the progress and, in the last line, the error.
     """
@@ -405,7 +418,7 @@ def _run(options: dict[str, object], vocab_size: int, on_share: Callable[[float]
                 if merged := re.search(r"Merged: .*merges=(\d+)", last):
                     on_share(min(1.0, int(merged[1]) / vocab_size))
                 elif pruned := re.search(r"EM sub_iter=\d+ size=(\d+)", last):
-                    # Each round keeps the same share of the pieces and takes about the same time.
+                    # Every round keeps the same share of the pieces and takes about as long: progress is logarithmic.
                     pieces = max(int(pruned[1]), vocab_size)
                     most_pieces = max(most_pieces, pieces)
                     if pieces < most_pieces:
@@ -416,9 +429,5 @@ def _run(options: dict[str, object], vocab_size: int, on_share: Callable[[float]
     if not process.returncode:
         return
     if sizes := re.search(r"smaller than required_chars. (\d+) vs (\d+)", last):
-        needed = int(sizes[2]) + ADDED_TOKENS
-        raise UserError(
-            f"--vocab_size {vocab_size} is too small: the special tokens and the characters of the text "
-            f"already take {needed}. Use more, for example --vocab_size {max(8192, 4 * needed)}"
-        )
+        _check_size(vocab_size, "the characters of the text", int(sizes[2]) + ADDED_TOKENS)
     raise UserError(f"the sentencepiece library failed: {last}. Use more text, or another --vocab_size")

@@ -1,4 +1,4 @@
-"""Joins outputs from build-examples: parts that ran apart, or an output and text added to it."""
+"""Joins outputs from build-examples: separately built parts, or an output and text added to it."""
 
 import functools
 import itertools
@@ -22,7 +22,7 @@ from data_prep import build_options, output_files, summary
 from data_prep.job import UNIGRAMS, npy_bytes, sum_counts, sum_part
 from data_prep.summary import output_lines
 
-# The keys of a manifest that may differ between shares, or are computed again for the whole.
+# Manifest keys that may differ between shares, or are computed again for the whole.
 _OF_SHARE = {"sources", "counts", "skipped_reading", "cleaning", "parts", "shards", "versions", "shares"}
 _OF_SHARE |= {"unigram_counts", "unit_bytes"}
 
@@ -34,6 +34,7 @@ def merge(inputs: Sequence[Path], output: Path, *, quiet: bool = True) -> dict[s
         UserError: The inputs have different options, hold the same share or lack a part, or the output exists.
     """
     read = [(read_manifest(folder), folder) for folder in inputs]
+    # In the order of their shares, so the result does not depend on the order of `inputs`.
     outputs = sorted(read, key=lambda pair: build_options.manifest_shares(pair[0])[0]["number"])
     for folder in inputs:
         refuse_inside(output, folder)
@@ -56,8 +57,8 @@ def merge(inputs: Sequence[Path], output: Path, *, quiet: bool = True) -> dict[s
                 path, target = source / shard["name"], folder / shard["name"]
                 lengths[shard["name"].split("/")[0]] += _lengths(path, manifest["seq_len"])
                 try:
-                    os.link(path.resolve(), target)  # not the link itself, which may be relative
-                except OSError:  # another file system, or one without links
+                    os.link(path.resolve(), target)  # resolved, because a symbolic link may be relative
+                except OSError:  # another file system, or one without hard links
                     shutil.copyfile(path, target)
                 reporter.advance(1, 1)
         merged = _merged([manifest for manifest, _ in outputs], lengths)
@@ -79,7 +80,7 @@ def _check_alike(outputs: Sequence[tuple[dict[str, Any], Path]]) -> None:
     for manifest, folder in outputs[1:]:
         for key in sorted({*first, *manifest} - _OF_SHARE):
             same = first.get(key) == manifest.get(key)
-            if key == "masking":  # a part states no rule for words if its text has no unspaced script
+            if key == "masking":  # a part without unspaced scripts states no rule for words
                 same = first[key] | {"words": ""} == manifest[key] | {"words": ""}
             if not same:
                 raise UserError(
@@ -92,7 +93,7 @@ def _check_shares(outputs: Sequence[tuple[dict[str, Any], Path]]) -> None:
     """Raises UserError unless share numbers are unique and a divided job has all its parts."""
     holders: dict[int, Path] = {}
     parts: dict[tuple[int, str], set[int]] = {}
-    unit_bytes: dict[int, Path] = {}  # of the parts of the divided job
+    unit_bytes: dict[int, Path] = {}  # unit sizes of the divided job, each with a part that has it
     for manifest, folder in outputs:
         for share in build_options.manifest_shares(manifest):
             number = share["number"]
@@ -123,7 +124,7 @@ def _check_shares(outputs: Sequence[tuple[dict[str, Any], Path]]) -> None:
 
 
 def _lengths(path: Path, seq_len: int) -> Int64[np.ndarray, " n"]:
-    """How many sequences in a shard have 0, 1, ..., T tokens, without empty places."""
+    """Counts a shard's sequences with 0, 1, ..., T tokens, without empty places."""
     try:
         lengths = read_shard(path).sequence_lengths
     except Corrupt as error:
@@ -134,7 +135,7 @@ def _lengths(path: Path, seq_len: int) -> Int64[np.ndarray, " n"]:
 
 
 def _merged(manifests: Sequence[dict[str, Any]], lengths: dict[Part, Int64[np.ndarray, " n"]]) -> dict[str, Any]:
-    """The manifest that a job for all shares at once would write."""
+    """Makes the manifest that one job for all shares would write."""
     by_number: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
     for manifest in manifests:
         sources = iter(manifest["sources"])
@@ -142,16 +143,16 @@ def _merged(manifests: Sequence[dict[str, Any]], lengths: dict[Part, Int64[np.nd
             by_number[share["number"]] = share, list(itertools.islice(sources, share["sources"]))
     skipped: Counter[str] = Counter()
     for manifest in manifests:
-        skipped.update(manifest["skipped_reading"])
+        skipped.update(manifest["skipped_reading"])  # unlike a sum of Counters, this keeps counts of 0
     cleaning = summary.merged(manifest.get("cleaning", []) for manifest in manifests)
 
     def place(shard: Mapping[str, Any]) -> tuple[int, int]:
-        """The part, and the number in the name, train/shard-00012.arrow."""
+        # Sorts by part, and by the number in the name: train/shard-00012.arrow. As text, 100000 would precede 99999.
         part, _, name = shard["name"].partition("/")
         return PARTS.index(part), int(name.partition(".")[0].rpartition("-")[2])
 
     return manifests[0] | {
-        # A part states no rule for words if its text has no script without spaces between words.
+        # The rule for unspaced scripts, if any part has them.
         "masking": next((held for held in manifests if held["masking"].get("words")), manifests[0])["masking"],
         "sources": [source for number in sorted(by_number) for source in by_number[number][1]],
         "counts": sum_counts(manifest["counts"] for manifest in manifests),

@@ -1,8 +1,7 @@
-"""Noise in addition to masking: deleted and inserted tokens (`corrupt`), permuted sentences and rotated documents
-(`rearrange`), applied when sequences are built.
+"""Noise in addition to masking, applied when sequences are built.
 
-Counter-based hashing decides about tokens and sentences, as it decides masks (law 2): the result depends on
-(seed, sequence key) and the position in the sequence.
+`corrupt` deletes and inserts tokens; `rearrange` permutes sentences and rotates documents. Like masks (law 2), the
+result is a function of (seed, sequence key) and the position in the sequence, by counter-based hashing.
 """
 
 import functools
@@ -20,25 +19,26 @@ Rest = ParamSpec("Rest")
 
 # Tags of independent hash streams, distinct from the tags of masking.
 _CORRUPTION, _PERMUTATION, _ROTATION = 101, 102, 103
-_TOGETHER = 4096  # sequences at a time: bounds the memory of the working arrays and changes no token
+_TOGETHER = 4096  # sequences at a time, which bounds the memory for working arrays. It does not change results.
 
 
 def room_for(seq_len: int, delete_rate: float, insert_rate: float, segments: int) -> int:
-    """Computes the length to build sequences for, so that after corruption they fit seq_len on average."""
+    """Computes the length to which sequences are built, so that on average they fit seq_len after corruption."""
     special = segments + 1
     return special + max(segments, int((seq_len - special) / max(1.0, 1.0 + insert_rate - delete_rate)))
 
 
 def in_parts(noise: Callable[Concatenate[Spans, Keys, Rest], Spans]) -> Callable[Concatenate[Spans, Keys, Rest], Spans]:
-    """Applies noise, which returns new ids, to some sequences at a time, and joins the results."""
+    """Applies noise to some sequences at a time, and joins the results."""
 
     @functools.wraps(noise)
     def in_turn(spans: Spans, keys: Keys, *rest: Rest.args, **named: Rest.kwargs) -> Spans:
         parts = []
         for start in range(0, len(keys), _TOGETHER):
-            some = slice(start, start + _TOGETHER)
-            part = spans._replace(sequences=spans.sequences[some], late=spans.late[some])
-            parts.append(noise(part, keys[some], *rest, **named))
+            chosen = slice(start, start + _TOGETHER)
+            part = spans._replace(sequences=spans.sequences[chosen], late=spans.late[chosen])
+            parts.append(noise(part, keys[chosen], *rest, **named))
+        # Each part has ids of its own, so its spans move by the ids before it; the label in column 4 stays.
         shift = np.cumsum([0, *(len(part.ids) for part in parts)])[:-1]
         sequences = [part.sequences + [by, by, by, by, 0] for part, by in zip(parts, shift.tolist(), strict=True)]
         return spans._replace(ids=np.concatenate([part.ids for part in parts]), sequences=np.concatenate(sequences))
@@ -48,9 +48,9 @@ def in_parts(noise: Callable[Concatenate[Spans, Keys, Rest], Spans]) -> Callable
 
 # Token deletions and insertions. The training text of a masked language model may also be corrupted by deletions and
 # extraneous insertions (Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Masked Language Models";
-# token deletion is one of the noises of BART, Lewis et al. 2020, section 2.2). The model predicts nothing at those
-# positions: it predicts the masked tokens of a text in which others are missing or do not belong. Masking is
-# independent of this noise: an inserted token may be masked, and is then predicted.
+# BART deletes tokens, Lewis et al. 2020, section 2.2). The model predicts nothing at those positions: it predicts
+# masked tokens in a text with missing and extraneous ones. Masking is independent of this noise, so an inserted token
+# may be masked, and is then predicted.
 
 
 @in_parts
@@ -63,12 +63,15 @@ def corrupt(
     seq_len: int,
     ordinary: Bool[np.ndarray, "V"],
 ) -> Spans:
-    """Deletes each token with probability delete_rate, or inserts a random one after it with probability insert_rate.
+    """Deletes tokens with probability delete_rate, or inserts a random one after them with probability insert_rate.
 
-    Special tokens stay, and so does the first token of a segment that would lose all of them. Inserted tokens are
-    uniform over the ids that are `ordinary`. If insertions would make a sequence longer than seq_len, those with the
-    highest hashes are left out. The sum of the rates is at most 1.
+    Special tokens stay, and so does the first token of a segment that would lose all its tokens. If a sequence would
+    become longer than seq_len, the insertions with the highest hashes are left out.
+
+    Args:
+        ordinary: The ids that may be deleted or inserted; insertions are uniform over them.
     """
+    # All arrays below are over the tokens of all sequences, one after the other, or over all segments.
     segments = spans.segments
     bounds = spans.sequences[:, : 2 * segments].reshape(-1, 2)
     lengths = bounds[:, 1] - bounds[:, 0]
@@ -79,16 +82,19 @@ def corrupt(
     first_of_sequence = np.repeat(begins.reshape(-1, segments)[:, 0], segments)
     sequence = np.repeat(np.arange(len(keys)), lengths.reshape(-1, segments).sum(axis=1))
 
+    # One 64-bit hash per token: its high half decides between deletion, insertion and neither, and its low half
+    # chooses the inserted token.
     states = hashing.combine(_CORRUPTION, seed, keys)
     places = (running - np.repeat(first_of_sequence, lengths)).astype(np.uint64)
     words = hashing.mix(states[sequence] + places * hashing.GAMMA)
     case = words >> np.uint64(32)
     delete_below, insert_below = round(delete_rate * 2**32), round((delete_rate + insert_rate) * 2**32)
     deleted = (case < delete_below) & ordinary[ids]
-    kept = np.add.reduceat(~deleted, begins)
-    deleted[begins[kept == 0]] = False
+    remaining = np.add.reduceat(~deleted, begins)
+    deleted[begins[remaining == 0]] = False
     inserted = _fitting((case >= delete_below) & (case < insert_below), case, sequence, deleted, seq_len - segments - 1)
 
+    # A token is written 0, 1 or 2 times, and a second copy is then replaced by the inserted token.
     copies = 1 - deleted.astype(np.int64) + inserted
     noisy = np.repeat(ids, copies)
     last = np.cumsum(copies)
@@ -109,11 +115,12 @@ def _fitting(
     deleted: np.ndarray,
     room: int,
 ) -> np.ndarray:
-    """The insertions for which a sequence has room, lowest hashes first."""
+    """Selects the insertions for which their sequence has room, lowest hashes first."""
     left = room - np.bincount(sequence[~deleted], minlength=int(sequence[-1]) + 1)
     places = np.flatnonzero(inserted)
     places = places[np.lexsort((case[places], sequence[places]))]
     owners = sequence[places]
+    # The index of an insertion minus the index of its sequence's first one.
     rank = np.arange(len(owners)) - np.searchsorted(owners, owners)
     fitting = np.zeros(len(inserted), bool)
     fitting[places[rank < left[owners]]] = True
@@ -122,31 +129,31 @@ def _fitting(
 
 # Sentence permutation and document rotation (BART, Lewis et al. 2020, section 2.2), applied when sequences are built.
 #
-# Permutation shuffles the sentences of a document; rotation begins the document with one of its tokens, chosen
-# uniformly, and moves the tokens before it to the end. As in facebookresearch/fairseq,
-# fairseq/data/denoising_dataset.py, a document is here what a sequence contains of one: its passage of at most T
-# tokens. Shuffling a whole article instead would put sentences from all over it into one row.
+# Permutation shuffles a document's sentences; rotation begins the document with one of its tokens, chosen uniformly,
+# and moves the tokens before it to the end. As in facebookresearch/fairseq, fairseq/data/denoising_dataset.py, a
+# document is here the part that a sequence contains, at most T tokens. Shuffling a whole article instead would put
+# sentences from all over it into one row.
 #
-# BART's decoder generates the original order. An encoder has no output for it: it predicts the masked tokens of a text
-# in another order. This noise therefore takes away information, as deletion does, and adds no prediction.
+# BART's decoder generates the original order. An encoder has no output for it, and predicts masked tokens in reordered
+# text. So this noise removes information, as deletion does, and adds no prediction.
 
 
 class _Sentences(NamedTuple):
-    """All sentences in order, including those cut by a sequence. A separator counts as one."""
+    """All sentences in order, also those that a sequence cuts. A separator counts as one."""
 
-    begins: Int64[np.ndarray, "N"]  # among the ids of the unit
+    begins: Int64[np.ndarray, "N"]  # indices into the unit's ids
     lengths: Int64[np.ndarray, "N"]  # in tokens
     sequences: Int64[np.ndarray, "N"]
-    documents: Int64[np.ndarray, "N"]  # numbers the documents of all sequences from 0; a separator is one of its own
+    documents: Int64[np.ndarray, "N"]  # numbered from 0 over all sequences; a separator is a document of its own
 
 
 @in_parts
 def rearrange(
     spans: Spans, keys: Keys, borders: Borders, seed: int, permute_sentences: float, rotate_documents: float
 ) -> Spans:
-    """Permutes the sentences within each document in a sequence, and then rotates the document.
+    """Permutes the sentences of each document in a sequence, and then rotates the document.
 
-    Sequences have one segment. Separators between documents stay where they are, and so do all lengths.
+    Sequences have one segment. Separators between documents stay in place, and no length changes.
 
     Args:
         permute_sentences: The fraction of a document's sentences to shuffle, rounded up.
@@ -172,7 +179,7 @@ def _sentences(spans: Spans, borders: Borders) -> _Sentences:
     sequences = np.repeat(np.arange(len(counts)), counts)
     number = np.arange(len(sequences)) - np.repeat(np.cumsum(counts) - counts, counts)  # within the sequence
     first, last = number == 0, number == counts[sequences] - 1
-    border = low[sequences] + number - 1  # meaningless for the first sentence of a sequence
+    border = low[sequences] + number - 1  # undefined for a sequence's first sentence, which begins with the sequence
     begins = np.where(first, begin[sequences], borders.positions[border])
     separator = borders.separators[border] & ~first
     ends = np.where(last, end[sequences], np.roll(begins, -1))
@@ -181,7 +188,7 @@ def _sentences(spans: Spans, borders: Borders) -> _Sentences:
 
 
 def _permuted(sentences: _Sentences, spans: Spans, keys: Keys, seed: int, share: float) -> Int64[np.ndarray, "N"]:
-    """The index of the sentence to put at each place."""
+    """Returns, by place, the index of the sentence to put there."""
     order = np.arange(len(sentences.begins))
     if not share:
         return order
@@ -191,6 +198,7 @@ def _permuted(sentences: _Sentences, spans: Spans, keys: Keys, seed: int, share:
     choice, rank = words >> np.uint64(32), words & np.uint64(2**32 - 1)
     counts = np.bincount(documents)
     shuffled = np.ceil(share * counts - 1e-9).astype(np.int64)  # 0.07 * 100 is above 7 in floating point
+    # In a document, the sentences with the lowest `choice` are shuffled: they trade places in the order of `rank`.
     before = np.cumsum(counts) - counts
     chosen = np.zeros(len(order), bool)
     chosen[np.lexsort((choice, documents))] = order - before[documents] < shuffled[documents]
@@ -209,10 +217,10 @@ def _rotated(
     counts = np.add.reduceat(sentences.lengths, firsts)
     before = np.cumsum(counts) - counts
     sequences = sentences.sequences[firsts]
-    starts = before[np.searchsorted(sequences, sequences)]  # where the sequence of each document starts
+    starts = before[np.searchsorted(sequences, sequences)]  # the first token of the document's sequence
     states = hashing.combine(_ROTATION, seed, keys)[sequences]
     words = hashing.mix(states + (before - starts).astype(np.uint64) * hashing.GAMMA)
     offsets = hashing.bounded(words.astype(np.uint32), counts)
-    offsets[words >> np.uint64(32) >= round(probability * 2**32)] = 0
+    offsets[words >> np.uint64(32) >= round(probability * 2**32)] = 0  # not rotated
     place = np.arange(len(tokens)) - np.repeat(before, counts)
     return tokens[np.repeat(before, counts) + (place + np.repeat(offsets, counts)) % np.repeat(counts, counts)]

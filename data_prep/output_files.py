@@ -29,9 +29,9 @@ SUMS = "SHA256SUMS"  # the hash of every file of an output, in the format of `sh
 _SUM = re.compile(r"([0-9a-f]{64})  (\S.*)")
 _COPY_AGAIN = "copy the folder again, or build it again"
 
-# The libraries of TFDS take long to load, so functions import them when they are called.
+# TFDS takes long to load, so functions import it when they are called.
 _NAME = "bert_jax"
-# The suffix of TFDS shards until all are written: TFDS numbers them without gaps, but work units may write none.
+# Suffix of TFDS shards until all are written. TFDS numbers them without gaps, but some units write no shard.
 _UNNUMBERED = ".unnumbered"
 _OPTIONS = "group_size:1"  # as TFDS sets it: each record can be read by itself
 _ABOUT = {
@@ -75,9 +75,9 @@ def reader(manifest: Mapping[str, Any]) -> Callable[[Path], Rows]:
 
 
 def finish(directory: Path, manifest: dict[str, Any]) -> None:
-    """Completes a tfds folder when all shards exist, before manifest.json is written.
+    """Completes a tfds folder after its last shard and before manifest.json.
 
-    Adds dataset_info.json and features.json, and numbers the shards without gaps, also in `manifest`.
+    Writes dataset_info.json and features.json, and numbers the shards without gaps, also in `manifest`.
     """
     if manifest["format"] == "arrow":
         return
@@ -115,7 +115,8 @@ def finish(directory: Path, manifest: dict[str, Any]) -> None:
     info.set_file_format(tfds.core.FileFormat.ARRAY_RECORD)
     info.set_splits(tfds.core.SplitDict(splits))
     info.write_to_directory(directory)
-    for name in ("dataset_info.json", "features.json"):  # written again, to be on disk before the manifest
+    # Written again with fsync: both files must be on disk before the manifest.
+    for name in ("dataset_info.json", "features.json"):
         write_atomic(directory / name, (directory / name).read_bytes())
     for shard, name in zip(manifest["shards"], names, strict=True):
         (directory / shard["name"]).rename(directory / name)
@@ -141,7 +142,7 @@ def _write_tfds(path: Path, rows: Rows) -> dict[str, Any]:
             os.fsync(file.fileno())
     except RuntimeError as error:
         unfinished.unlink(missing_ok=True)
-        # The library raises it with the message of the operating system, whose own error says more to a caller.
+        # The library hides the operating system's error in its message. Callers handle that error, e.g. a full disk.
         for number in errno.errorcode:
             if os.strerror(number) in str(error):
                 raise OSError(number, os.strerror(number), str(path)) from error
@@ -177,7 +178,7 @@ def _read_tfds(path: Path, columns: Mapping[str, tuple[tuple[int, ...], Any]]) -
 
 
 def write_with_manifest(directory: Path, manifest: dict[str, Any]) -> None:
-    """Writes the additional files for the format, then SHA256SUMS, and manifest.json last."""
+    """Writes the format's own files, then SHA256SUMS, and manifest.json last: it marks a complete output."""
     finish(directory, manifest)
     content = json.dumps(manifest, indent=1).encode() + b"\n"
     write_atomic(directory / SUMS, render_sums(directory, manifest, content))
@@ -186,7 +187,7 @@ def write_with_manifest(directory: Path, manifest: dict[str, Any]) -> None:
 
 def render_sums(directory: Path, manifest: Mapping[str, Any], content: bytes) -> bytes:
     """Makes SHA256SUMS for an output that lacks only manifest.json, which will hold `content`."""
-    # The hashes of shards are in the manifest. The other files are few.
+    # The manifest has the shards' hashes, so only a few small files are read.
     digests = {shard["name"]: shard["sha256"] for shard in manifest["shards"]}
     digests[MANIFEST] = hashlib.sha256(content).hexdigest()
     for name in listed_files(directory) - set(digests):
@@ -195,7 +196,11 @@ def render_sums(directory: Path, manifest: Mapping[str, Any], content: bytes) ->
 
 
 def read_sums(directory: Path) -> dict[str, str]:
-    """Reads an output's hashes by name. Raises UserError if the list is missing or damaged."""
+    """Reads an output's hashes by name.
+
+    Raises:
+        UserError: The list is missing or damaged.
+    """
     path = directory / SUMS
     try:
         content = path.read_bytes()
@@ -205,7 +210,11 @@ def read_sums(directory: Path) -> dict[str, str]:
 
 
 def parse_sums(content: bytes, place: str) -> dict[str, str]:
-    """Parses a SHA256SUMS file into hashes by name. Raises UserError, which names `place`, for a damaged file."""
+    """Parses a SHA256SUMS file into hashes by name.
+
+    Raises:
+        UserError: The file is damaged. The message names it as `place`.
+    """
     sums = {}
     for number, line in enumerate(content.decode(errors="replace").removesuffix("\n").split("\n"), 1):
         match = _SUM.fullmatch(line)
@@ -218,10 +227,10 @@ def parse_sums(content: bytes, place: str) -> dict[str, str]:
 
 
 def find_damage(directory: Path, listed: Mapping[str, str], on_read: Callable[[int], None]) -> dict[str, str]:
-    """Finds damaged files and their problems. Reads every byte, and calls `on_read` with file sizes.
+    """Reads every byte, and returns damaged files with their problems. `on_read` gets file sizes.
 
-    Unlisted files are a problem inside folders (train, eval, ...), where a reader might take them for
-    shards; next to the manifest they may be a user's notes.
+    Unlisted files are a problem in folders (train, eval, ...), where a reader might take them for shards. Next to the
+    manifest they may be a user's notes.
     """
     files = listed_files(directory)
     problems: dict[str, str] = {}
@@ -246,12 +255,12 @@ def find_damage(directory: Path, listed: Mapping[str, str], on_read: Callable[[i
 
 
 def listed_files(directory: Path) -> set[str]:
-    """The files for SHA256SUMS: all except itself and files left by an unfinished job."""
+    """Names the files that SHA256SUMS lists: all except itself and files left by an unfinished job."""
     return {name for name, path in _paths(directory) if path.is_file()}
 
 
 def _paths(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Everything in an output, by name, except SHA256SUMS and files left by an unfinished job."""
+    """Yields files and folders by name, except SHA256SUMS and files left by an unfinished job."""
     for path in directory.rglob("*"):
         name = path.relative_to(directory).as_posix()
         if name not in (SUMS, MARKER) and name.split("/")[0] != "job":

@@ -1,11 +1,10 @@
 """Assigns sequences to rows: best-fit over a histogram of lengths (Krell et al. 2021, arXiv:2107.02027).
 
 Sequences are placed from the longest to the shortest, where they leave the smallest gap. Sequences of one length are
-interchangeable, so whole groups of rows are filled at once: the work grows with the different lengths, and only sorting
-grows with the sequences.
+interchangeable, so whole groups of rows are filled at once: the work grows with the number of different lengths.
 
-If a row may hold only a few sequences, the shortest ones would end up in rows of their own that they cannot fill.
-Therefore pieces made to fill gaps (`sequences.fill_gaps`) come last, and each row keeps a place for one.
+If a row may hold only a few sequences, the shortest would end up in rows of their own that they cannot fill. So pieces
+made to fill gaps (`sequences.fill_gaps`) come last, and every row keeps a place for one.
 """
 
 from typing import NamedTuple
@@ -14,29 +13,30 @@ import numpy as np
 
 from bert_jax.array_types import Bool, Int64
 
-# (number of rows, lengths of the sequences in any of them)
-Group = tuple[int, tuple[int, ...]]
+Group = tuple[int, tuple[int, ...]]  # a number of rows, and the lengths of the sequences in each
 
 
 class Packed(NamedTuple):
-    """The positions of Q sequences, row by row, without gaps within a row.
+    """The positions of Q sequences, row by row, without gaps in a row.
 
-    Rows are ordered by their first sequences, and sequences within a row keep their original order.
+    Rows are ordered by their first sequences. In a row, sequences keep their original order.
     """
 
     order: Int64[np.ndarray, "Q"]  # indices into the original order
     rows: Int64[np.ndarray, "Q"]  # ascending
-    places: Int64[np.ndarray, "Q"]  # the index within the row: 0, 1, ...
-    starts: Int64[np.ndarray, "Q"]  # the first position within the row
+    places: Int64[np.ndarray, "Q"]  # the index in the row: 0, 1, ...
+    starts: Int64[np.ndarray, "Q"]  # the first position in the row
 
 
 def pack(lengths: Int64[np.ndarray, "Q"], late: Bool[np.ndarray, "Q"], seq_len: int, most: int) -> Packed:
-    """Packs sequences of these lengths into rows of seq_len, at most `most` in a row; the late ones last.
+    """Packs sequences into rows.
 
-    Raises ValueError for a length outside 1..seq_len.
+    Args:
+        lengths: Tokens of each sequence, 1 to seq_len.
+        late: The sequences to place last.
+        seq_len: Tokens in a row.
+        most: Sequences in a row, at most.
     """
-    if lengths.size and not 1 <= lengths.min() <= lengths.max() <= seq_len:
-        raise ValueError(f"sequences of {lengths.min()} to {lengths.max()} tokens do not fit rows of {seq_len}")
     if most == 1:
         return _in_order(np.arange(lengths.size), lengths)
     groups = _first_groups(lengths[~late], seq_len, most)
@@ -45,25 +45,24 @@ def pack(lengths: Int64[np.ndarray, "Q"], late: Bool[np.ndarray, "Q"], seq_len: 
 
 
 def gaps(lengths: Int64[np.ndarray, "Q"], seq_len: int, most: int) -> list[int]:
-    """Lists the gaps that `pack` leaves in rows for late sequences, in any order."""
+    """Lists the gaps that `pack` leaves for late sequences, in any order."""
     groups = _first_groups(lengths, seq_len, most)
     return [seq_len - sum(held) for count, held in groups if len(held) < most for _ in range(count)]
 
 
 def _first_groups(lengths: Int64[np.ndarray, "Q"], seq_len: int, most: int) -> list[Group]:
-    # With two places in a row none is kept free: the remainders of most documents would each fill a row alone.
+    # One place in a row stays free for a late sequence. Not if there are two: most remainders of documents would then
+    # have a row to themselves.
     return _add([], np.bincount(lengths).tolist(), seq_len, most - 1 if most > 2 else most)
 
 
 def _add(begun: list[Group], counts: list[int], seq_len: int, most: int) -> list[Group]:
-    """Adds counts[n] sequences of each length n, longest first, to the rows already begun.
-
-    An integer has bit r set if some rows have a gap of r tokens and a free place: the smallest gap that is large enough
-    is then found by a shift and the lowest set bit, without a search.
-    """
+    """Adds counts[n] sequences of each length n, longest first, to the rows already begun."""
     closed: list[Group] = []
     opened: list[list[Group]] = [[] for _ in range(seq_len + 1)]  # by the length of the gap
-    open_gaps = 0  # bit r: some rows have a gap of r tokens and a free place
+    # Bit r is set if some rows have a gap of r tokens and a free place. The smallest gap that is large enough is then
+    # found by a shift and the lowest set bit, without a search.
+    open_gaps = 0
 
     def put(group: Group) -> None:
         nonlocal open_gaps
@@ -98,6 +97,7 @@ def _add(begun: list[Group], counts: list[int], seq_len: int, most: int) -> list
 def _assign_rows(lengths: Int64[np.ndarray, "Q"], groups: list[Group]) -> Int64[np.ndarray, "Q"]:
     """Assigns a row to each sequence; sequences of equal length fill the groups in their original order."""
     by_length = np.argsort(lengths, kind="stable")
+    # following[n] is the index into by_length of the next sequence with n tokens.
     following = np.searchsorted(lengths[by_length], np.arange(lengths.max(initial=0) + 1)).tolist()
     rows = np.empty(lengths.size, np.int64)
     begin = 0
@@ -118,6 +118,6 @@ def _in_order(rows: Int64[np.ndarray, "Q"], lengths: Int64[np.ndarray, "Q"]) -> 
     rows = rank[rows]
     order = np.argsort(rows, kind="stable")
     rows, lengths = rows[order], lengths[order]
-    begins = np.searchsorted(rows, rows)  # the first index of each one's row
+    begins = np.searchsorted(rows, rows)  # the index of the row's first sequence
     before = np.cumsum(lengths) - lengths
     return Packed(order, rows, np.arange(rows.size) - begins, before - before[begins])

@@ -1,6 +1,6 @@
-"""A job's processes on this machine: how they start and end, and how they share work.
+"""Starts a job's processes on this machine, and shares out work to them.
 
-`run_units` is the local engine, which builds units in any order. `map_in_order` keeps the order, for the readers.
+`run_units` is the local engine, which builds units in any order. `map_in_order` keeps the order, for readers.
 """
 
 import contextlib
@@ -26,23 +26,23 @@ from data_prep.units import Unit
 KEPT = "the units finished so far are kept: run the same command again"
 KILLED = f"a worker process was killed, perhaps because memory ran out; {KEPT}"
 
-# Modules that workers need. Workers are forked from a server process that has imported them and done nothing else: it
-# has no threads, open files or locks, so unlike a fork of the caller's process this is safe whatever the caller runs.
+# Workers are forked from a server process that has imported these modules and done nothing else. It has no threads,
+# open files or locks, so unlike a fork of the caller's process, this is safe whatever the caller runs.
 PRELOADED = ["data_prep.worker", "data_prep.engines", "data_prep.build_options", "data_prep.summary"]
 
-# Free memory above _KEPT_BYTES returns to the system, and each block of _LARGE_BYTES or more comes directly from it.
+# Free memory above _KEPT_BYTES returns to the system, and blocks from _LARGE_BYTES on come directly from it.
 _KEPT_BYTES = 1 << 28
 _LARGE_BYTES = 1 << 25  # the largest value that the library reaches by itself
 
-# The longest time for which a thread may hold the interpreter while another one waits. The default is 5 ms, and several
-# switches happen between the end of a unit in another process and the start of its next one.
+# How long a thread may hold the interpreter while another one waits. Several switches happen between the end of a unit
+# in another process and the start of its next one, so the default of 5 ms would leave the process idle.
 _SWITCH_SECONDS = 0.0005
 
-# Bytes of text that take as long as starting another process; of two units, one this small is not given away.
+# Bytes of text that take about as long as starting a process. Of two units, one this small is not given away.
 WORTH_A_PROCESS = 1_000_000
 
-# Bytes of text that keep a process busy for so long that the others run out of units: twice the normal size, which only
-# a long document or --unit_mb exceeds. The process that distributes units does not build one itself.
+# Bytes of text that keep a process busy until the others run out of units: twice the normal size, which only a long
+# document or --unit_mb exceeds. The process that distributes units does not build such a unit itself.
 LONG_UNIT = 16_000_000
 
 Item = TypeVar("Item")
@@ -51,11 +51,9 @@ Record = TypeVar("Record")  # the result of a unit
 
 
 def keep_freed() -> None:
-    """Keeps memory that a unit frees in the process, for the next unit, and backs it by huge pages.
-
-    By default it returns to the system and comes back page by page, filled with zeros: 150,000 pages in a job of 50 MB,
-    an eighth of its time (measured by hand). Does nothing without the GNU C library.
-    """
+    """Keeps freed memory in the process for the next unit, backed by huge pages, if it runs on the GNU C library."""
+    # By default, freed memory returns to the system and comes back page by page, filled with zeros: 150,000 pages in a
+    # job of 50 MB, an eighth of its time (measured by hand).
     if library := host.load():
         host.set_malloc(library, {host.M_TRIM_THRESHOLD: _KEPT_BYTES, host.M_MMAP_MAX: 0})
         host.back_by_huge_pages(library, _KEPT_BYTES - _LARGE_BYTES)
@@ -68,14 +66,11 @@ def cores() -> int:
 
 
 def begin(workers: int) -> None:
-    """Starts the server process, which imports the workers' modules while the caller continues.
-
-    0 workers means one for each core.
-    """
+    """Starts the server process, which imports modules while the caller continues; 0 workers: one per core."""
     if (workers or cores()) > 1:
         multiprocessing.set_forkserver_preload(PRELOADED)
         resource_tracker.ensure_running()  # starting it unblocks SIGINT, so this comes before the mask below
-        # While it imports, the server has no handler and would print a traceback at Ctrl-C. A signal now stays pending.
+        # The server has no handler while it imports, and would print a traceback at Ctrl-C. The mask delays the signal.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             forkserver.ensure_running()
@@ -83,17 +78,27 @@ def begin(workers: int) -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def open_pool(workers: int) -> ProcessPoolExecutor:
-    """Opens a pool, whose processes are forked from the server process."""
+@contextlib.contextmanager
+def open_pool(workers: int, killed: str = f"{KILLED}, with fewer --workers") -> Iterator[ProcessPoolExecutor]:
+    """Opens a pool of processes, which are forked from the server process.
+
+    Raises:
+        UserError: The system killed a process. The message is `killed`.
+    """
     begin(workers)
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("forkserver"), initializer=_start_worker)
+    context = multiprocessing.get_context("forkserver")
+    try:
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool:
+            yield pool
+    except BrokenProcessPool:
+        raise UserError(killed) from None
 
 
 def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """Yields results in the order of the items, from other processes; with one worker, from this process.
+    """Yields results in the order of the items, computed by other processes, or here if there is one worker or item.
 
-    At most two items a worker are in flight, so memory does not grow with their number. A single item starts no
-    process. Results that the caller has not taken are lost if `items` raises.
+    At most two items per worker are in flight, so memory does not grow with the number of items. If `items` raises,
+    results that the caller has not taken are lost.
 
     Raises:
         UserError: The system killed a process.
@@ -104,21 +109,18 @@ def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers:
     if workers <= 1 or len(first) < 2:
         yield from map(work, items)
         return
-    pool = open_pool(workers)
+    killed = "a process that reads --input was killed, perhaps because memory ran out. Use fewer --workers"
     pending: deque[Future[Result]] = deque()
-    try:
-        for item in items:
-            pending.append(pool.submit(work, item))
-            if len(pending) > 2 * workers:
+    with open_pool(workers, killed) as pool:
+        try:
+            for item in items:
+                pending.append(pool.submit(work, item))
+                if len(pending) > 2 * workers:
+                    yield pending.popleft().result()
+            while pending:
                 yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    except BrokenProcessPool:
-        raise UserError(
-            "a process that reads --input was killed, perhaps because memory ran out. Use fewer --workers"
-        ) from None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _start_worker() -> None:
@@ -138,23 +140,24 @@ def _start_worker() -> None:
 def run_units(
     work: Callable[[Path, Unit], Record], units: Iterable[Unit], workers: int, directory: Path
 ) -> Iterator[Record]:
-    """Runs units in this process and in a pool of workers - 1 others; 0 workers means one for each core.
+    """Runs units in this process and in workers - 1 others; 0 workers means one per core.
 
-    Each of the others gets one unit to build and one to continue with. While they are busy, this process builds units
-    itself, except the first long one, which waits for one of the others. So memory does not grow with the corpus, and
-    at the end every process is busy until less than a unit is left. If the caller stops early, or anything raises,
-    units that others have begun are finished first.
+    The others get one unit to build and one to continue with. While they are busy, this process builds units itself,
+    except a first long one, which waits for another process. So memory does not grow with the corpus, and all processes
+    stay busy until less than a unit is left. If the caller stops early, or anything raises, units in progress are
+    finished first.
 
     Raises:
         UserError: The system killed a worker.
     """
     others = (workers or cores()) - 1
     units = iter(units)
+    # Looks ahead two units, or three if one is small: fewer than that are not worth the start of a process.
     first = deque(itertools.islice(units, 2 if others else 0))
     small = any(_bytes(unit) < WORTH_A_PROCESS for unit in first)
     first.extend(itertools.islice(units, 1 if small else 0))
     nothing_to_share = len(first) < (3 if small else 2)
-    # `first` drops each unit that it gives, so that its memory can be freed.
+    # popleft drops the reference to a unit, so its memory can be freed after it is built.
     units = itertools.chain((first.popleft() for _ in range(len(first))), units)
     if nothing_to_share:
         yield from map(functools.partial(work, directory), units)
@@ -162,7 +165,7 @@ def run_units(
     with (
         contextlib.ExitStack() as leaving,
         open_pool(others) as pool,
-        # One thread waits for each process of the pool. A unit that no thread has begun can be taken back.
+        # One thread waits for each process. A unit that no thread has begun can be taken back.
         ThreadPoolExecutor(others) as waiting,
     ):
         # The threads that distribute units must run promptly while this process builds a unit.
@@ -182,13 +185,12 @@ def run_units(
                     pending[waiting.submit(build_there, unit)] = unit
                 else:
                     yield work(directory, unit)
+            # No unit is left to give away, so this process takes back those that no other has begun.
             for future, unit in reversed(list(pending.items())):
                 if future.cancel():
                     del pending[future]
                     yield work(directory, unit)
             yield from (future.result() for future in as_completed(pending))
-        except BrokenProcessPool:
-            raise UserError(f"{KILLED}, with fewer --workers") from None
         finally:
             waiting.shutdown(wait=True, cancel_futures=True)
 

@@ -4,13 +4,11 @@ Next-sentence prediction needs actual sentences, not arbitrary spans (google-res
 create_pretraining_data.py). A sentence ends at . ! ? or an ellipsis (in Greek also at a semicolon), with any closing
 quotes and brackets, before a space and anything other than a lower-case letter, unless the word before the full stop
 is known to take one (Dr., J., z. B., No. 5: languages.toml). Scripts without a space after sentences have full stops
-of their own; Thai has none, and is split at spaces. Lines are never joined; text with one sentence in each line
-mostly stays as it is, but a line that looks like two sentences is split too. A piece without a letter or digit (a
-single full stop or quote) stays with the sentence before it.
+of their own; Thai has none, and is split at spaces. A sentence never spans two lines, and a line may hold several. A
+piece without a letter or digit (a single full stop or quote) stays with the sentence before it.
 
-Between the sentences of a document, `joined_sentences` turns each line break into a space, or into nothing between
-characters of scripts without spaces between words (Chinese, Japanese, Thai). `kept_pieces` keeps all white space, which
-code and verse need.
+`joined_sentences` replaces line breaks by spaces, or by nothing between characters of scripts without spaces between
+words (Chinese, Japanese, Thai). `kept_pieces` keeps all white space, for code and verse.
 """
 
 import itertools
@@ -50,15 +48,15 @@ _TABLES = tomllib.loads((Path(__file__).parent / "languages.toml").read_text(enc
 LANGUAGES = {name: _language(**table) for name, table in _TABLES.items()}
 
 
-# Increases by one whenever a text may give other sentences than before, or worker.py passes them to the tokenizer in
-# another way. It is a part of the key of token caches, and a job that started with another version is not resumed.
+# Increase this whenever a text may give other sentences than before, or worker.py passes them to the tokenizer in
+# another way. Token caches have it in their keys, and a job that began with another version is not resumed.
 RULE_VERSION = 4
 
 _CLOSERS = "\"'”’“‘»«›)\\]}"
 _OPENERS = "\"'“‘«‹„‚»([{¿¡—–-"  # also dashes
 _UNSPACED = "。．！？｡।॥།༎۔։።။។"  # marks that end a sentence without a space
-# A position where a sentence may end: the marks, then the space. The regular expression engine rules most others out by
-# a lower-case ASCII letter after the space; Python code checks the remaining ones.
+# A position where a sentence may end: the marks, then the space. The engine of regular expressions rules most positions
+# out by a lower-case ASCII letter after the space; Python code checks the others.
 # A set of marks comes first, which the engine finds at the speed of a memory scan. A run of marks is examined only from
 # its first mark on, and possessive quantifiers never backtrack, so the work is linear for any text. French puts a space
 # before a closing quote.
@@ -110,7 +108,7 @@ _DETECTED_FROM = 500  # characters of a text
 
 
 def detect_language(text: str) -> str:
-    """Detects the most likely language of the beginning of a text, from LANGUAGES; English if no word decides."""
+    """Detects the language at the beginning of a text, one of LANGUAGES; English if no word decides."""
     votes: dict[str, int] = {"en": 0}
     for word in text[:_DETECTED_FROM].lower().split():
         for name in _BY_COMMON_WORD.get(word, ()):
@@ -120,15 +118,16 @@ def detect_language(text: str) -> str:
 
 def document_sentences(document: str) -> list[str]:
     """Splits a document's lines into sentences."""
-    return joined_sentences(document).sentences
+    return joined_sentences(document)[0]
 
 
 def split_sentences(line: str, language: str | None = None) -> list[str]:
-    """Splits a line into sentences without surrounding white space. Only white space is lost.
+    """Splits a line into sentences, and loses nothing but the white space around them.
 
-    The language is one of LANGUAGES, and is detected by default.
+    Args:
+        language: One of LANGUAGES; detected by default.
     """
-    first = 0
+    first = 0  # the first letter or digit: marks before it end no sentence
     if not line[:1].isalnum():
         word = _ALPHANUMERIC.search(line)
         if word is None:
@@ -143,8 +142,8 @@ def split_sentences(line: str, language: str | None = None) -> list[str]:
         if end == len(line):
             break
         if not "A" <= line[end] <= "Z":
-            # No lower-case letter may follow, after opening quotes and dashes. Georgian has no case in running text,
-            # although Unicode calls its letters lower-case.
+            # No lower-case letter may follow, even after opening quotes and dashes. Running text in Georgian has no
+            # case, although Unicode calls its letters lower-case.
             first = _BEFORE_FIRST.match(line, end).end()  # type: ignore[union-attr]
             if first < len(line) and line[first].islower() and not "\u10d0" <= line[first] <= "\u10ff":
                 continue
@@ -154,7 +153,7 @@ def split_sentences(line: str, language: str | None = None) -> list[str]:
         if piece[0].isalnum() or _ALPHANUMERIC.search(piece):
             sentences.append(piece)
             before = begin
-        else:
+        else:  # marks alone join the sentence before them
             sentences[-1] = line[before:end].strip()
         begin = end
     piece = line[begin:].strip()
@@ -170,6 +169,7 @@ def _ends(line: str, begin: int, mark: int, end: int, rules: Language) -> bool:
     """Whether the full stop at `mark` ends the sentence from `begin`; the next one would begin at `end`."""
     look = max(begin, mark - _LONGEST_LOOK_BACK)
     word = line[max(line.rfind(" ", look, mark) + 1, look) : mark]
+    # Most words are decided here: plain words of two letters or more that are no known abbreviation.
     if (
         len(word) > 1
         and word.isalpha()
@@ -181,6 +181,7 @@ def _ends(line: str, begin: int, mark: int, end: int, rules: Language) -> bool:
     word = word.lstrip(_BEFORE_WORD).replace("\u202f", "\xa0").rpartition("\xa0")[2].replace("．", ".")
     if _THAI.match(word):  # Thai has no full stop, so this is an abbreviation such as กม.
         return False
+    # `word` becomes the part after the last dash, and `whole` the abbreviation with its earlier parts: "z.B." for "B".
     whole = word
     for dash in "—–-":
         word = word.rpartition(dash)[2]
@@ -210,7 +211,7 @@ def _ends(line: str, begin: int, mark: int, end: int, rules: Language) -> bool:
 
 
 def _often_first(line: str, place: int, rules: Language) -> bool:
-    """Whether a word that often begins sentences is at a position."""
+    """Whether the word at a position often begins sentences."""
     first = _BEFORE_FIRST.match(line, place).end()  # type: ignore[union-attr]
     word = _NEXT_WORD.match(line, first, first + _LONGEST_LOOK_BACK)
     return word is not None and word.group().lower() in rules.common
@@ -234,25 +235,18 @@ def _cut_at_spaces(sentences: list[str]) -> list[str]:
     return pieces
 
 
-# Marks around a character that do not decide whether a space separates it from the next one.
+# Marks after and before a character, which do not decide whether a space separates it from the next one.
 _AFTER = "\"'”’“‘»«›)]}.!?…,;:—–-"
 _BEFORE = "\"'“‘«‹„‚»([{¿¡—–-"
 # Full stops that need no space after them, though their scripts separate words by spaces (Hindi, Urdu, Armenian,
-# Ethiopic): a space is put after them.
+# Ethiopic). Joining puts a space after them.
 _SPACED_STOPS = "।॥۔։።"
-# White_Space of Unicode, at which byte-level BPE splits text. (str.isspace includes U+001C to U+001F.)
+# Unicode's White_Space, at which byte-level BPE splits text. (str.isspace also includes U+001C to U+001F.)
 _WHITE_SPACE = frozenset(" \n" + WHITE_SPACE)
 
 
-class JoinedSentences(NamedTuple):
-    """A document's sentences, and whether they follow the one before without a space."""
-
-    sentences: list[str]
-    direct: list[bool]
-
-
-def joined_sentences(document: str) -> JoinedSentences:
-    """Splits a document's lines into sentences, and joins the lines."""
+def joined_sentences(document: str) -> tuple[list[str], list[bool]]:
+    """Joins a document's lines, and returns its sentences and whether they follow the one before without a space."""
     language = detect_language(document)
     sentences: list[str] = []
     direct: list[bool] = []
@@ -265,19 +259,20 @@ def joined_sentences(document: str) -> JoinedSentences:
         if line.isascii():
             direct += [False] * (len(in_line) - 1)
             continue
+        # Splitting only drops white space. If two sentences touch in the line, there was none between them.
         end = line.index(in_line[0]) + len(in_line[0])
         for before, sentence in itertools.pairwise(in_line):
             begin = line.index(sentence, end)
             direct.append(begin == end and before.rstrip(_AFTER)[-1:] not in _SPACED_STOPS)
             end = begin + len(sentence)
-    return JoinedSentences(sentences, direct)
+    return sentences, direct
 
 
 def kept_pieces(document: str) -> list[str]:
-    """Splits a document into its sentences, each with the white space before it; joined, they are the document.
+    """Splits a document into sentences with the white space before them; joined, they are the document.
 
-    Byte-level BPE gives a piece the same ids as within the document: sentences stay together if the library may not
-    split between them.
+    Byte-level BPE gives a piece the same ids as in the document: sentences stay together if the library might not split
+    between them.
     """
     language = detect_language(document)
     pieces: list[str] = []
@@ -301,9 +296,8 @@ def kept_pieces(document: str) -> list[str]:
 
 
 def _joins_lines(before: str, after: str) -> bool:
-    """Whether two lines join without a space: both end in characters of scripts without spaces, or one in their
-    punctuation, which includes its space.
-    """
+    """Whether two lines join without a space."""
+    # Punctuation of unspaced scripts includes its own space. Otherwise both characters must be of such scripts.
     if any(is_unspaced(end) and unicodedata.category(end).startswith("P") for end in (before[-1], after[0])):
         return True
     last, first = before.rstrip(_AFTER)[-1:] or before[-1], after.lstrip(_BEFORE)[:1] or after[0]

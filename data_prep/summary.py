@@ -1,8 +1,7 @@
 """The lines that build-examples and merge-shards print about an output, and the reports of cleaning before the job.
 
-bert-jax clean writes a report next to its text. The manifest of shards made from such text lists each report once,
-`cleaning: [{report, sha256, documents, bytes, dropped, removed_lines, refused}]`, so that every document is
-accounted for.
+bert-jax clean writes a report next to its text. Manifests of shards made from such text list each report once,
+`cleaning: [{report, sha256, documents, bytes, dropped, removed_lines, refused}]`, to account for every document.
 """
 
 import hashlib
@@ -27,10 +26,10 @@ from data_prep.worker import TokenCache
 REPORT = "report.json"
 PART = "part-{:05d}.jsonl.zst"
 _IS_PART = re.compile(r"part-\d{5,}\.jsonl\.zst")
-_COUNTS = ("documents", "bytes", "dropped", "refused")  # objects of counts
+_COUNTS = ("documents", "bytes", "dropped", "refused")  # keys of reports that hold counts by name
 _LINES = "removed_lines"
 
-# Few articles, stories or chapters have one sentence, and many paragraphs.
+# Few articles, stories or chapters have only one sentence, but many paragraphs do.
 _MANY_OF_ONE_SENTENCE = 0.2
 _WORTH_A_LINE = 0.005  # below this share, 0% would be printed
 _MANY_LONG_WORDS = 0.01
@@ -39,9 +38,12 @@ _MUCH_UNKNOWN = 0.2
 
 
 def cleaning_reports(sources: Iterable[Source]) -> list[dict[str, Any]]:
-    """Reads the digests and counts of reports, in source order, locally or from an object store.
+    """Reads the digests and counts of the reports next to the sources, locally or from an object store.
 
-    Ignores files with the same name but without these counts. Raises OSError for an unreadable file.
+    Ignores files with the same name but without these counts.
+
+    Raises:
+        OSError: A file cannot be read.
     """
     folders = dict.fromkeys(
         folder for source in sources for folder, _, name in [source.path.rpartition("/")] if _IS_PART.fullmatch(name)
@@ -60,7 +62,7 @@ def cleaning_reports(sources: Iterable[Source]) -> list[dict[str, Any]]:
 
 
 def merged(lists: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Lists the reports in several manifests once."""
+    """Lists the reports of several manifests, without copies."""
     by_digest: dict[str, dict[str, Any]] = {}
     for report in itertools.chain.from_iterable(lists):
         by_digest.setdefault(report["sha256"], report)
@@ -80,7 +82,7 @@ def _is_report(content: Any) -> bool:
 
 
 def listed(skipped: Mapping[str, int]) -> str:
-    """Counts of skipped documents by reason, in one line."""
+    """Formats counts of skipped documents by reason, in one line."""
     return ", ".join(f"{count} {reason}" for reason, count in skipped.items())
 
 
@@ -97,10 +99,7 @@ def why_no_rows(records: Sequence[UnitRecord]) -> str:
 def print_summary(
     job: Job, manifest: dict[str, Any], splitter: UnitSplitter, megabytes: float, tokens: int, seconds: float
 ) -> None:
-    """Prints rows, speed, skipped documents and warnings to stderr.
-
-    The megabytes and tokens do not include units from earlier runs.
-    """
+    """Prints rows, speed, skipped documents and warnings to stderr. Megabytes and tokens are of this run alone."""
     train, held_out = manifest["parts"]["train"], manifest["parts"]["eval"]
     lines = [
         f"{as_typed(str(job.output))}: {train['rows']} rows for training, {held_out['rows']} for evaluation, from "
@@ -139,7 +138,7 @@ def output_lines(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer
 
 
 def _eval_line(manifest: Mapping[str, Any], moved_to_train: int) -> str:
-    """Why no document is held out, and how to change it."""
+    """Explains why no document is held out, and how to change it."""
     eval_fraction, counts = manifest["eval_fraction"], manifest["counts"]
     if not eval_fraction or manifest["parts"]["eval"]["documents"]:
         return ""
@@ -157,7 +156,7 @@ def _eval_line(manifest: Mapping[str, Any], moved_to_train: int) -> str:
 
 
 def word_line(counts: Mapping[str, Any]) -> str:
-    """The fraction of words too long for whole-word masks, as a warning if it is large."""
+    """States the fraction of words too long for whole-word masks, as a warning if it is large."""
     if not counts.get("words"):
         return ""
     share = counts["long_words"] / counts["words"]
@@ -171,9 +170,9 @@ def word_line(counts: Mapping[str, Any]) -> str:
 
 
 def document_line(manifest: Mapping[str, Any]) -> str:
-    """The fractions of one-sentence documents and random pairs, as a warning if documents look like parts.
+    """States the fractions of one-sentence documents and random pairs, as a warning if documents look like parts.
 
-    Empty if there are no pairs and hardly any such documents.
+    Empty if there are no pairs, and hardly any such documents.
     """
     counts = manifest["counts"]
     if not counts["used"] or "one_sentence" not in counts:
@@ -200,7 +199,7 @@ def document_line(manifest: Mapping[str, Any]) -> str:
 
 
 def pair_line(objective: str, tokenizer: Tokenizer) -> str:
-    """A warning if fine-tuning puts more separators between two texts than these rows have."""
+    """Warns if fine-tuning puts more separators between two texts than these rows have."""
     if objective not in PAIRS or tokenizer.pair_separators == 1:
         return ""
     cls, sep = tokenizer.roles.cls_token, tokenizer.roles.sep_token
@@ -212,7 +211,7 @@ def pair_line(objective: str, tokenizer: Tokenizer) -> str:
 
 
 def copy_line(manifest: Mapping[str, Any]) -> str:
-    """A warning if rows are written more than once and nothing in the shards differs between them."""
+    """Warns if rows are written more than once without any difference between the copies."""
     copies = manifest["dupe_factor"]
     differ = manifest["objective"] in PAIRS or manifest["masking"]["kind"] == "static" or manifest["pack"] > 1
     if copies == 1 or differ or any(manifest["corruption"].values()):
@@ -231,6 +230,7 @@ def unknown_share(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenize
     if not tokenizer.has_unknown:
         return 0.0
     train, objective = manifest["parts"]["train"], manifest["objective"]
+    # The unigram counts have no special tokens, so what they lack of all tokens is [UNK] or one of these marks.
     marks = train["sequences"] * (segment_count(objective) + 1)
     if objective == "full_sentences":
         marks += train["used"] * manifest["dupe_factor"]
@@ -242,7 +242,8 @@ def print_cache_summary(cache: TokenCache, tokenizer_hash: str, records: Sequenc
     """Prints to stderr how many units the cache holds."""
     held = sum(cache.holds(tokenizer_hash, record.text_hash) for record in records)
     line = f"{cache.directory} holds the tokens of {held} of {len(records)} units"
-    unit = 2 * sum(record.counts["tokens"] for record in records) // max(len(records), 1)  # bytes of its ids, about
+    # The approximate size of a unit's ids, in bytes: a cache with less space than that is full.
+    unit = 2 * sum(record.counts["tokens"] for record in records) // max(len(records), 1)
     if held < len(records) and cache.bytes() + unit > cache.limit:
         line += "; it is full: raise --token_cache_gb, or remove files that are no longer used"
     print(line, file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
 """Splits a stream of documents into the train and eval parts, and these into work units with whole documents.
 
-The units depend only on the text, and not on the seed, the engine or the number of workers. So the same text and
-options give the same shards byte for byte, and a job that is run again recognizes its finished units. `Seen` is a set
-of documents, and `summarise` gives statistics of sequence lengths.
+Units depend on the text alone, not on seed, engine or workers. So the same text and options give the same shards byte
+for byte, and a job that is run again recognizes its finished units. `Seen` is a set of documents, and `summarise`
+computes statistics of sequence lengths.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from bert_jax.array_types import Int64, UInt64
 from bert_jax.data.manifest import PARTS, Part
 from bert_jax.errors import UserError
 
-# The highest bit of a unit's number in a sequence key is the part (docs/data_format.md).
+# In a sequence key, the highest bit of the unit's number tells the part (docs/data_format.md).
 EVAL_KEY_BIT = 1 << 31
 _DIGEST_BYTES = 16
 
@@ -25,11 +25,11 @@ Document = str | bytes | None  # bytes are UTF-8; None marks the end of a pass o
 
 
 class UnusableCorpus(UserError):
-    """The text gives no output with these options, so there is nothing to resume."""
+    """The text gives no output with these options, so a later run has nothing to resume."""
 
 
 class Unit(NamedTuple):
-    """The input for one task: some whole documents, in corpus order."""
+    """Some whole documents, in corpus order, which one task turns into shards."""
 
     part: Part
     number: int  # 0, 1, 2, ... within the part
@@ -55,36 +55,36 @@ NEEDS_ANOTHER = (
 
 @dataclass
 class UnitSplitter:
-    """Splits streams of documents into units, and counts skipped and moved documents.
+    """Splits a stream of documents into units, and counts skipped and moved documents.
 
-    A unit ends with the document that fills it, and holds at least two: a last unit with one document is joined to the
-    one before it. If a part has fewer than min_documents, all of its documents move to the other one. In a share of a
-    divided corpus, those chosen for eval are skipped instead: another share may hold out the same text. With dedup, a
-    document equal to an earlier one of the same stream, byte for byte, is skipped.
+    A unit ends with the document that fills it, and holds at least two: a last document on its own joins the unit
+    before it. If a part has fewer than `min_documents`, its documents move to the other part. In a share of a divided
+    corpus, documents chosen for eval are skipped instead, because another share may hold out the same text.
     """
 
-    unit_bytes: int  # of UTF-8 text, which complete a unit
+    unit_bytes: int  # UTF-8 bytes that complete a unit
     eval_fraction: float
-    min_documents: int  # of a part that has any: 2 for next-sentence pairs, which need another document; else 1
-    dedup: bool = False
-    first_number: int = 0  # of the units of each part in the next call of `split` (data_prep/build_options.py)
-    divided: bool = False  # whether the next stream is a share of a corpus
+    min_documents: int  # in a part: 2 for next-sentence pairs, which need another document; else 1
+    dedup: bool = False  # skips documents equal to an earlier one of the same pass, byte for byte
+    first_number: int = 0  # of a part's units (data_prep/build_options.py)
+    divided: bool = False  # whether the stream is a share of a corpus
     documents: int = 0  # in units
     bytes: int = 0
-    moved_to_train: int = 0  # documents chosen for eval that were too few for a part
-    skipped: Counter[str] = field(default_factory=Counter)  # number of documents in no unit, by reason
+    moved_to_train: int = 0  # documents chosen for eval, but too few for a part
+    skipped: Counter[str] = field(default_factory=Counter)  # documents in no unit, by reason
 
     def split(self, stream: Iterable[Document]) -> Iterator[Unit]:
-        """Yields units as soon as their documents are final. Holds about two units of each part in memory.
+        """Yields units as soon as their documents are final. Holds about two units per part in memory.
 
-        None in the stream ends a pass over the corpus. Later passes hold copies, so no unit spans two passes, unless
-        one of its halves would be a single document.
+        Args:
+            stream: Documents, and None between two passes over the corpus. Later passes hold copies, so no unit spans
+                two passes, unless a pass ends with a single document.
 
         Raises:
             UnusableCorpus: The stream has too few documents for any part.
         """
         train, held_out = (_Gathering(part, self.unit_bytes, self.first_number) for part in PARTS)
-        joins: bool | None = None  # whether a part is too small, by the first pass: later ones hold copies
+        joins: bool | None = None  # whether a part is too small. The first pass decides, because later ones hold copies
         threshold = int(self.eval_fraction * (1 << 64))
         seen = Seen()
         for document in stream:
@@ -101,6 +101,8 @@ class UnitSplitter:
                 continue
             self.documents += 1
             self.bytes += len(text)
+            # The hash decides, so a text is in the same part in every job. The first 8 bytes of the digest choose the
+            # part, and the last 8 identify the document in `Seen`.
             part = held_out if int.from_bytes(digest[:8]) < threshold else train
             if unit := part.add(text, digest):
                 yield unit
@@ -109,9 +111,9 @@ class UnitSplitter:
         yield from held_out.rest()
 
     def _join(self, train: "_Gathering", held_out: "_Gathering", joins: bool | None) -> bool:
-        """Moves the documents chosen for eval to train if either part holds too few, and returns whether it does.
+        """Moves the documents chosen for eval to train if either part is too small, and returns whether it did.
 
-        `joins` is the decision of the first pass, which later ones repeat.
+        `joins` is the first pass's decision, which later passes repeat.
         """
         if joins is None:
             joins = held_out.total < self.min_documents or train.total < self.min_documents
@@ -136,15 +138,15 @@ class UnitSplitter:
             return True
         self.moved_to_train += held_out.total
         for text, digest in held_out.take():
-            # add() could complete a unit too early; rest() forms the last units from what is held.
+            # add() could complete a unit too early; rest() makes the last units of all held documents.
             train.add_held(text, digest)
         return True
 
 
 class _Gathering:
-    """A part's documents in no finished unit yet: a full unit, and one being filled.
+    """A part's documents that are in no finished unit yet.
 
-    The full unit is held back, because the next one may end up with a single document that has to join it.
+    A full unit is held back while the next one is filled, in case that one gets only a single document.
     """
 
     def __init__(self, part: Part, unit_bytes: int, first_number: int) -> None:
@@ -199,11 +201,10 @@ _MOST_FULL = 2 / 3
 
 
 class Seen:
-    """A set of 64-bit hashes: an open-addressing table with linear probing, ordered by their highest bits.
+    """A set of 64-bit hashes: an open-addressing table with linear probing, ordered by the hashes' highest bits.
 
-    A slot has 8 bytes, and a third to two thirds of them are full: 10 million documents take 134 MB, and 225 MB for a
-    moment while the table grows. The probability that two different documents are taken for equal is n^2 / 2^65: 3e-6
-    for 10 million.
+    A slot takes 8 bytes, and a third to two thirds are full: 10 million documents take 134 MB, and 225 MB briefly while
+    the table grows. Two different documents are taken for equal with probability n^2 / 2^65, 3e-6 for 10 million.
     """
 
     def __init__(self) -> None:
@@ -212,7 +213,7 @@ class Seen:
         self._lay(np.zeros(0, np.uint64))
 
     def add(self, digest: bytes) -> bool:
-        """Adds a digest, of which the last 8 bytes count, and returns whether it is new."""
+        """Adds the last 8 bytes of a digest, and returns whether they are new."""
         value, slot = self._find(digest)
         slots = self._slots
         if slots[slot]:
@@ -221,7 +222,7 @@ class Seen:
         self._count += 1
         if self._count > _MOST_FULL * (1 << self._bits) or slot == len(slots) - 2:
             values = self._table[self._table != 0]
-            del slots, self._slots, self._table  # the old table is freed before the new one is made
+            del slots, self._slots, self._table  # frees the old table before the new one is made
             self._bits += 1
             values.sort()
             self._lay(values)
@@ -231,9 +232,9 @@ class Seen:
         return bool(self._slots[self._find(digest)[1]])
 
     def _find(self, digest: bytes) -> tuple[int, int]:
-        """A digest's value, and its slot, or the free slot where it belongs."""
-        # Little-endian, because a corpus weight below 1 keeps documents whose bytes form a small big-endian number, and
-        # those would crowd into the first slots.
+        """A digest's value, and its slot or the free slot for it."""
+        # Little-endian: a corpus weight below 1 keeps only documents whose bytes form a small big-endian number, and
+        # these would crowd into the first slots.
         value = int.from_bytes(digest[-8:], "little") or 1  # 0 is an empty slot
         slots = self._slots
         slot = value >> (64 - self._bits)
@@ -245,7 +246,8 @@ class Seen:
         return self._count
 
     def _lay(self, values: UInt64[np.ndarray, "n"]) -> None:
-        """Puts sorted values into a new table, in their slots or, if these are taken, in the next free ones."""
+        """Puts sorted values into a new table, in their own or the next free slots."""
+        # Value i goes to the slot max over j <= i of (own slot of j) + i - j: a running maximum of own slot - index.
         order = np.arange(len(values))
         slots = (values >> np.uint64(64 - self._bits)).astype(np.int64)
         slots -= order
@@ -254,16 +256,17 @@ class Seen:
         del order
         self._table = np.zeros((1 << self._bits) + _SPARE_SLOTS, np.uint64)
         self._table[slots] = values
-        self._slots = self._table.data  # reading one element of it is four times as fast as by numpy
+        self._slots = self._table.data  # a memoryview reads one element four times as fast as numpy
 
 
 _BINS = 32
 
 
 def summarise(counts: Int64[np.ndarray, "n"]) -> dict[str, Any]:
-    """Computes min, mean, median, p95, max, and a histogram [[upper, sequences], ...] of at most 32 equal bins.
+    """Computes min, mean, median, p95, max, and a histogram [[upper, sequences], ...] with at most 32 equal bins.
 
-    `counts` holds the numbers of sequences with 0, 1, ... tokens. Without any sequence all figures are 0.
+    Args:
+        counts: How many sequences have 0, 1, ... tokens. If there are none, all figures are 0.
     """
     total = int(counts.sum())
     if not total:

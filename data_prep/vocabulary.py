@@ -3,10 +3,10 @@
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bert_jax.config.options import Valid, check, option
+from bert_jax.config.options import Valid, option
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter
 from bert_jax.storage.files import atomic_folder
@@ -17,14 +17,18 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import KINDS
 from bert_jax.tokenization.wordpiece import MAX_WORD_LENGTH, WordPieceSpec
 from data_prep import counting, learners, processes
-from data_prep.readers.corpus import Corpus, ReadingOptions, find_sources, patterns
+from data_prep.readers.corpus import Corpus, Reading, find_sources, patterns
 
 _MUCH_UNKNOWN = 0.01  # of the characters
 
 
 @dataclass(frozen=True)
-class TokenizerOptions(ReadingOptions):
-    """Options for training. Raises UserError, with the flag's name, for a value out of range."""
+class TokenizerOptions(Reading):
+    """Options of `train` and of the command, which also describes them.
+
+    Raises:
+        UserError: A value is out of range. The message names the flag.
+    """
 
     input: str | Path = option(help="text, as build_examples reads it: globs, separated by commas", metavar="GLOB")
     output: str | Path = option(help="the folder to create", metavar="DIR")
@@ -58,24 +62,20 @@ class TokenizerOptions(ReadingOptions):
         valid=Valid(lambda count: count >= 1000, "1000 or more"),
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
     """Trains a tokenizer as the command does, writes its folder, and returns it.
 
-    With more than one worker and a dump of a wiki, call it under `if __name__ == "__main__"` in a script, as
-    multiprocessing requires. With `alpha`, it prints the languages' shares. It warns if the text gives fewer
-    tokens than requested, and if many words are too long for WordPiece.
+    Prints the languages' shares (with `alpha`), and warnings about the text. If several workers read a wiki dump, call
+    this under `if __name__ == "__main__"` in a script, as multiprocessing requires.
 
     Raises:
         UserError: The corpus is empty or unreadable, vocab_size is too small for the characters, or the output exists.
     """
-    reading = options.reading(options.workers or processes.cores())
+    reading = replace(options, workers=options.workers or processes.cores())
     groups = {"all": str(options.input)}
     if options.alpha is not None:
-        # The patterns of --input are languages, or its files if there is one pattern.
+        # Each pattern of --input is a language. With a single pattern, each of its files is one.
         languages = patterns(str(options.input))
         if len(languages) < 2:
             languages = [source.path for source in find_sources(str(options.input))]

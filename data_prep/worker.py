@@ -1,8 +1,8 @@
 """Builds one unit: encodes its text and writes it as shards of rows.
 
-Begin with `build_unit` at the end, which any process may run for any unit. `encode` gives the sentences' ids, by
-the tokenizer or from a `TokenCache`; data_prep/sequences.py turns them into sequences, as spans; `fill_rows` copies the
-ids into rows; and `mask_rows` applies static masks.
+Start with `build_unit` at the end, which any process may run for any unit. `encode` returns the sentences' ids, from
+the tokenizer or a `TokenCache`; data_prep/sequences.py makes sequences of them, as spans; `fill_rows` copies the ids
+into rows; `mask_rows` applies static masks.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ _LEFT_BEHIND = 24 * 3600  # seconds after which an unfinished file has no writer
 
 @dataclass
 class _Listed:
-    """A cache's size when this process last listed it, including its own units since then, and their size."""
+    """A cache's size when this process last listed it."""
 
-    bytes: int
-    since: int = 0  # of units that were refused, too
+    bytes: int  # also of the units that this process has stored since then
+    since: int = 0  # bytes of units since then, including those that did not fit
 
 
 _LISTED: dict[Path, _Listed] = {}
@@ -55,14 +55,13 @@ _LISTED: dict[Path, _Listed] = {}
 
 @dataclass(frozen=True)
 class TokenCache:
-    """Token ids kept for jobs with another length or objective on the same text (--token_cache DIR).
+    """Keeps token ids for jobs with another length or objective on the same text (--token_cache DIR).
 
-    The file DIR/TOKENIZER-rRULE/TEXT.ids holds one unit's ids. TOKENIZER and TEXT are hashes, and RULE is the
-    version of the sentence rules, with -keep if line breaks are kept, so another tokenizer, text or rule finds
-    nothing. A file is written under a unique name and renamed, and ends with a hash of its content; `load` ignores an
-    incomplete or modified one. So any number of jobs may use one folder at the same time.
+    The file DIR/TOKENIZER-rRULE/TEXT.ids holds one unit's ids: TOKENIZER and TEXT are hashes, RULE is the version of
+    the sentence rules, with -keep if line breaks are kept. Any number of jobs may use one folder at the same time,
+    because a file is renamed when it is complete, and ends with a hash of its content.
 
-    The folder holds at most `limit` bytes; units beyond that are not stored.
+    The folder holds at most `limit` bytes; further units are not stored.
     """
 
     directory: Path
@@ -74,7 +73,11 @@ class TokenCache:
         return str(RULE_VERSION) if self.newlines == "join" else f"{RULE_VERSION}-{self.newlines}"
 
     def prepare(self) -> None:
-        """Creates the folder, and removes the files of killed writers. Raises UserError if the path is a file."""
+        """Creates the folder, and removes files that killed writers left.
+
+        Raises:
+            UserError: The path is a file.
+        """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
@@ -86,7 +89,7 @@ class TokenCache:
                     path.unlink()
 
     def bytes(self) -> int:
-        """Adds up the sizes of stored units."""
+        """Adds up the stored units' sizes."""
         total = 0
         for folder in os.scandir(self.directory):
             for entry in os.scandir(folder) if folder.is_dir() else ():
@@ -99,7 +102,7 @@ class TokenCache:
         return self._path(tokenizer_hash, text_hash).exists()
 
     def load(self, tokenizer_hash: str, text_hash: str) -> Encoded | None:
-        """Returns the unit that `store` was given, or None."""
+        """Returns a stored unit; None if it is missing, incomplete or modified."""
         try:
             content = self._path(tokenizer_hash, text_hash).read_bytes()
             body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
@@ -120,16 +123,20 @@ class TokenCache:
         )
 
     def store(self, tokenizer_hash: str, text_hash: str, encoded: Encoded) -> None:
-        """Stores an encoded unit, unless the cache is full. Raises OSError, for example if the disk is full."""
+        """Stores an encoded unit, unless the cache is full.
+
+        Raises:
+            OSError: The file cannot be written, for example because the disk is full.
+        """
         names, lengths = [tokenizer_hash, text_hash, self.rule], np.diff(encoded.offsets)
         per_document = np.diff(encoded.documents, axis=1)[:, 0]
         body = io.BytesIO()
         for array in (names, encoded.ids, lengths.astype("<u4"), per_document.astype("<u4"), encoded.empty):
             np.save(body, array)
         path = self._path(tokenizer_hash, text_hash)
-        path.parent.mkdir(parents=True, exist_ok=True)  # on a worker of an engine, none may have made it
-        # The folder may hold thousands of files, so it is listed only after a thousandth of the limit, and for each
-        # unit in the last tenth. So up to a hundred processes stay below the limit, except for one unit of each.
+        path.parent.mkdir(parents=True, exist_ok=True)  # an engine's worker may be the first to need it
+        # The folder may hold thousands of files, so it is not listed for every unit: only after a thousandth of the
+        # limit, and in the last tenth. Up to a hundred processes then exceed the limit by at most one unit each.
         content = body.getvalue()
         size, listed = len(content) + _DIGEST_BYTES, _LISTED.get(self.directory)
         full = listed is not None and listed.bytes + size > self.limit
@@ -160,7 +167,11 @@ def _offsets(lengths: np.ndarray) -> np.ndarray:
 
 
 def refuse_newlines(tokenizer: Tokenizer) -> None:
-    """Raises UserError for a tokenizer that cannot keep line breaks."""
+    """Checks that the tokenizer can keep line breaks.
+
+    Raises:
+        UserError: It cannot.
+    """
     if not tokenizer.spec.keeps_newlines:
         more = ", or its normalizer or added tokens join white space" if tokenizer.kind == "bpe" else ""
         raise UserError(
@@ -172,8 +183,8 @@ def refuse_newlines(tokenizer: Tokenizer) -> None:
 def encode(tokenizer: Tokenizer, unit: Unit, cache: TokenCache | None = None, newlines: str = "join") -> Encoded:
     """Returns the ids for a unit's sentences, from the cache or from the tokenizer.
 
-    With newlines "keep", a document has the ids of its whole text; "join" joins its lines
-    (data_prep/sentences.py).
+    Args:
+        newlines: "join" joins a document's lines (data_prep/sentences.py); "keep" gives the ids of its text as it is.
     """
     if cache and (cached := cache.load(tokenizer.content_hash, unit.text_hash)):
         return cached
@@ -186,8 +197,8 @@ def encode(tokenizer: Tokenizer, unit: Unit, cache: TokenCache | None = None, ne
         direct += follows
         counts.append(len(sentences))
     ids, offsets = _encode_texts(tokenizer, texts, np.array(direct, bool))
+    # Sentences and documents without a token are dropped. `borders` counts the other sentences before each document.
     present = np.diff(offsets) > 0
-    # Number of sentences with tokens before each sentence, and from that before each document.
     borders = _offsets(present)[_offsets(np.array(counts, np.int64))]
     documents = np.stack([borders[:-1], borders[1:]], axis=1)
     documents = documents[documents[:, 0] < documents[:, 1]]
@@ -199,14 +210,17 @@ def encode(tokenizer: Tokenizer, unit: Unit, cache: TokenCache | None = None, ne
 
 
 def _texts(tokenizer: Tokenizer, document: str, newlines: str) -> tuple[list[str], list[bool]]:
-    """A document's sentences, with the white space included in their ids, and whether they continue the text."""
+    """Splits a document into sentences with the white space that belongs to their ids.
+
+    Also returns whether each continues the one before without a space.
+    """
     if newlines == "keep":
         pieces = kept_pieces(document)
         return pieces, [number > 0 for number in range(len(pieces))]
     sentences, direct = joined_sentences(document)
     if tokenizer.kind == "bpe":
-        # Tokens of byte-level BPE include the space before a word, so a sentence inside of a text is encoded
-        # differently from one that begins it: to RoBERTa "well. As such" is one text, and "As" has a space before it.
+        # In byte-level BPE, a token includes the space before its word, so a sentence inside a text has other ids than
+        # one that begins it: to RoBERTa "well. As such" is one text, and "As" has a space before it.
         follows = zip(sentences, direct, strict=True)
         sentences = [text if not number or joins else f" {text}" for number, (text, joins) in enumerate(follows)]
     return sentences, direct
@@ -215,21 +229,22 @@ def _texts(tokenizer: Tokenizer, document: str, newlines: str) -> tuple[list[str
 def _encode_texts(
     tokenizer: Tokenizer, texts: list[str], direct: Bool[np.ndarray, "n"]
 ) -> tuple[UInt[np.ndarray, "k"], Int64[np.ndarray, "n+1"]]:
-    """The texts' concatenated ids, and the offsets where texts begin."""
+    """Encodes texts, and returns their concatenated ids and the offsets at which they begin."""
     if not direct.any() or tokenizer.within_text is tokenizer:
         return tokenizer.encode_many(texts)
-    # Each of two tokenizers encodes its texts at once; then their ids are put in the order of the texts.
+    # Encoding many texts at once is fast, so each tokenizer gets all of its texts; text i then has the ids
+    # ids[begins[i]:begins[i] + lengths[i]], which the last line puts in the order of the texts.
     begins, lengths = np.zeros((2, len(texts)), np.int64)
     ids = np.zeros(0, tokenizer.id_dtype)
     for encoder, chosen in ((tokenizer, ~direct), (tokenizer.within_text, direct)):
-        some_ids, offsets = encoder.encode_many([texts[index] for index in np.flatnonzero(chosen)])
+        chosen_ids, offsets = encoder.encode_many([texts[index] for index in np.flatnonzero(chosen)])
         begins[chosen], lengths[chosen] = len(ids) + offsets[:-1], np.diff(offsets)
-        ids = np.concatenate([ids, some_ids])
+        ids = np.concatenate([ids, chosen_ids])
     ends = _offsets(lengths)
     return ids[np.repeat(begins - ends[:-1], lengths) + np.arange(ends[-1])], ends
 
 
-# Rows processed at a time: bounds the memory of the working arrays and changes no result.
+# Rows processed at a time, which bounds the memory for working arrays. It does not change results.
 ROWS_PER_BATCH = 4096
 
 
@@ -238,18 +253,22 @@ def fill_rows(
 ) -> Rows:
     """Makes rows from sequences, `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, at their packed positions."""
     sequences, segments = spans.sequences[packed.order], spans.segments
+    # bounds[sequence, segment] = [begin, end) in spans.ids; ends[sequence, segment] is the position of the segment's
+    # [SEP] in its sequence, in which [CLS] has the position 0; `starts` index the rows flattened to R*T.
     bounds = sequences[:, : 2 * segments].reshape(-1, segments, 2)
     lengths = bounds[..., 1] - bounds[..., 0]
-    ends = np.cumsum(lengths + 1, axis=1)  # position in the sequence of the [SEP] after each segment; [CLS] is at 0
+    ends = np.cumsum(lengths + 1, axis=1)
     count = int(packed.rows[-1]) + 1
-    starts = packed.rows * seq_len + packed.starts  # of each sequence, as an index into R*T
+    starts = packed.rows * seq_len + packed.starts
 
     ids = np.full(count * seq_len, tokenizer.pad_id, tokenizer.id_dtype)
     ids[starts] = tokenizer.cls_id
     ids[starts[:, None] + ends] = tokenizer.sep_id
-    firsts = starts[:, None] + ends - lengths  # index of the first id of each segment
+    # All segments are copied in one step: the n-th id copied goes to targets[n]. `firsts` is where a segment's ids
+    # begin in the rows, and `before` the number of ids copied before them.
+    firsts = starts[:, None] + ends - lengths
     repeats = lengths.reshape(-1)
-    before = np.cumsum(repeats) - repeats  # number of ids copied before each segment
+    before = np.cumsum(repeats) - repeats
     running = np.arange(repeats.sum())
     targets = running + np.repeat(firsts.reshape(-1) - before, repeats)
     ids[targets] = spans.ids[running + np.repeat(bounds[..., 0].reshape(-1) - before, repeats)]
@@ -269,9 +288,9 @@ def fill_rows(
 
 
 def mask_rows(rows: Rows, masker: Masker, max_predictions: int) -> Rows:
-    """Applies static masks, equal to the dynamic masks that the loader would apply in epoch 0 (law 2).
+    """Applies static masks: the dynamic masks that a loader would apply in epoch 0 (law 2).
 
-    With unit infill, sequences become shorter, and the text cannot be restored from the result.
+    With unit infill, sequences become shorter and lose the masked text.
     """
     id_dtype = rows.input_ids.dtype
     parts = [masker.apply(part, np.zeros(len(part.input_ids), np.int64), max_predictions) for part in row_batches(rows)]
@@ -286,16 +305,18 @@ def mask_rows(rows: Rows, masker: Masker, max_predictions: int) -> Rows:
 
 
 def row_batches(rows: Rows) -> Iterator[Rows]:
-    """Yields the rows, ROWS_PER_BATCH at a time."""
+    """Yields the rows in batches of ROWS_PER_BATCH."""
     for start in range(0, len(rows.input_ids), ROWS_PER_BATCH):
         yield Rows(*(None if column is None else column[start : start + ROWS_PER_BATCH] for column in rows))  # type: ignore[arg-type]
 
 
 def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, unit: Unit) -> UnitRecord:
-    """Writes a unit's shards, one for each pairing (dupe_factor), and then its record.
+    """Writes a unit's shards, one per pairing (dupe_factor), and then its record.
 
-    Any process may build any unit: the result is a function of the arguments and the unit, with or without a cache.
-    `directory` is the job's folder.
+    The result is a function of the arguments and the unit, so any process may build any unit, with or without a cache.
+
+    Args:
+        directory: The job's folder.
     """
     tokenizer = _tokenizer(directory, arguments.tokenizer_hash)
     options = arguments.options
@@ -312,6 +333,8 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
     lengths = np.zeros(options.seq_len + 1, np.int64)
     shards = []
     for dupe in range(options.dupe_factor if len(encoded.documents) else 0):
+        # Each unit and pairing has its own generator, so no other unit can change its rows. Keys count on from one
+        # pairing to the next: every sequence of a unit has its own.
         generator = random.Random(f"{options.seed} {unit.part} {unit.number} {dupe}")
         first_key = (unit.key << 32) | counts["sequences"]
         rows = _rows(tokenizer, arguments, encoded, first_key, generator)
@@ -324,6 +347,7 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
         if options.objective == "nsp":
             counts["random_pairs"] += int(np.count_nonzero(rows.next_sentence_labels == RANDOM_SEGMENT))
         lengths += np.bincount(rows.sequence_lengths[rows.sequence_lengths > 0], minlength=len(lengths))
+        # Counts above are of the text before masking; predictions are counted from the masks of epoch 0.
         if options.masking == "static":
             rows = mask_rows(rows, masker, options.max_predictions)
             counts["predictions"] += int(rows.masked_counts.sum())  # type: ignore[union-attr]
@@ -335,7 +359,7 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
         counts["tokens"] += int(rows.sequence_lengths.sum())
         stem = f"{unit.part}/shard-{unit.number * options.dupe_factor + dupe:05d}"
         shards.append(output_files.write(options.format, directory, stem, rows))
-    unigrams[list(tokenizer.special_ids)] = 0
+    unigrams[list(tokenizer.special_ids)] = 0  # so that random tokens are never special ones
     record = UnitRecord(unit.name, unit.text_hash, counts, skipped, shards)
     return write_record(directory, record, unigrams, lengths)
 
@@ -347,7 +371,7 @@ def _rows(
     options = arguments.options
     seq_len, most = options.seq_len, options.pack
     rates, moves = (options.delete_rate, options.insert_rate), (options.permute_sentences, options.rotate_documents)
-    # With insertions, sequences are built shorter, and with deletions longer.
+    # Insertions make sequences longer and deletions shorter, so they are built with another length.
     room = room_for(seq_len, *rates, segment_count(options.objective))
     made = spans(options.objective, encoded, room, most, arguments.short_seq_prob, tokenizer.sep_id, generator)
     keys = first_key + np.arange(len(made.sequences), dtype=np.uint64)
@@ -361,8 +385,8 @@ def _rows(
     return fill_rows(made, keys, packed, seq_len, most, tokenizer)
 
 
-# One for each process, so that its cache of words stays warm between units. By folder, because threads that run jobs of
-# their own must not share a tokenizer; and by hash, because a later job may use the folder of an earlier one.
+# Cached, so that the tokenizer's own cache of words stays warm between units. The key has the folder, because threads
+# that run different jobs must not share a tokenizer, and the hash, because a later job may reuse a folder.
 @functools.lru_cache(maxsize=1)
 def _tokenizer(directory: Path, content_hash: str) -> Tokenizer:
     return tokenizers.load(directory / "tokenizer")

@@ -9,12 +9,12 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bert_jax.config import options as option_lib
-from bert_jax.config.options import between, check, option
+from bert_jax.config.options import between, option
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.files import read_json, refuse_existing
@@ -25,7 +25,7 @@ from data_prep.cleaning.rules import RULES
 from data_prep.cleaning.unit import VERSION, CleanedUnit, Steps, clean_unit, read_record
 from data_prep.job import complete, finished_units, keeping_units, own_folders, resumable_folder, unit_folder
 from data_prep.processes import keep_freed
-from data_prep.readers.corpus import Corpus, ReadingOptions, find_sources
+from data_prep.readers.corpus import Corpus, Reading, find_sources
 from data_prep.summary import PART, REPORT
 from data_prep.units import Unit
 
@@ -53,7 +53,7 @@ UNIT_MB = 8
 
 
 @dataclass(frozen=True)
-class CleanOptions(ReadingOptions):
+class CleanOptions(Reading):
     """What to clean, and how. Raises UserError, with the name of the flag, for a value out of range."""
 
     input: str | Path = option(help="text, as build_examples reads it: globs, separated by commas", metavar="GLOB")
@@ -70,7 +70,7 @@ class CleanOptions(ReadingOptions):
     duplicate_lines: bool = option(False, "remove lines that occurred before, in any document (Wenzek et al. 2020)")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         for name in _names(self.rules):
             if name not in RULES:
                 raise UserError(f"--rules: unknown name {name!r}; choose from {', '.join(RULES)}")
@@ -102,7 +102,7 @@ def clean(options: CleanOptions, *, quiet: bool = True) -> dict[str, Any]:
     rules.check(steps.languages)
     processes.begin(options.workers)
     sources = find_sources(str(options.input), own=own_folders(output))
-    corpus = Corpus(sources, options.reading(options.workers or processes.cores()))
+    corpus = Corpus(sources, replace(options, workers=options.workers or processes.cores()))
     settings: dict[str, Any] = {"input": str(options.input), "against": list(map(str, others))}
     settings |= {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(steps).items()}
     arguments = settings | {"sources": [list(source) for source in sources], "document": options.document}

@@ -90,12 +90,12 @@ def document_texts(document: str, prompts: Sequence[str] = (), whole: bool = Fal
 
     If shards may keep line breaks (whole), the document itself is one, too.
     """
-    from data_prep.sentences import joined_sentences
+    from data_prep.sentences import document_sentences
 
     lines = document.split("\n")
     for prompt in ("", *prompts):
         yield from (prompt + line for line in lines)
-    yield from set(joined_sentences(document).sentences).difference(lines)
+    yield from set(document_sentences(document)).difference(lines)
     if whole:
         yield document
 

@@ -1,4 +1,4 @@
-"""Removes duplicates across the units of a cleaning job, and reports the kept and dropped documents."""
+"""Removes duplicates across a cleaning job's units, and reports kept and dropped documents."""
 
 import json
 from collections import Counter
@@ -18,15 +18,12 @@ from data_prep.cleaning.unit import BANDS, VERSION, CleanedUnit, Index, Steps, d
 from data_prep.summary import REPORT
 from data_prep.units import Seen
 
-# Removes duplicates across all units, in the order of the text, so that the first of them stays.
-
-
 SIGNATURES = "signatures.npy"  # the bands of all documents of an output, [n, bands] uint64
 
 
 @dataclass
 class Merging:
-    """The documents seen in the units so far, and the dropped ones."""
+    """Merges cleaned units in the order of the text, so that the first of several duplicates stays."""
 
     steps: Steps
     index: Index = field(default_factory=Index)
@@ -38,51 +35,57 @@ class Merging:
 
     def __post_init__(self) -> None:
         self._digests, self._lines = Seen(), Seen()
-        self._kept: dict[int, np.ndarray] = {}  # the indices of each unit's kept documents, if they have bands
+        self._kept: dict[int, np.ndarray] = {}  # by unit, the indices of kept documents, if they have bands
 
     def add_others(self, folder: Path) -> None:
-        """Counts another output's documents as seen (--against), even near-duplicates among them.
+        """Counts another output's documents as seen (--against), with near-duplicates among them.
 
-        Raises UserError for a damaged file.
+        Raises:
+            UserError: The file with signatures is damaged.
         """
         for signature in read_signatures(folder):
             self.index.insert(signature)
 
     def merge(self, directory: Path, record: CleanedUnit, target: Path) -> None:
-        """Writes a unit's documents to `target`, if any, without repetitions of earlier ones."""
+        """Writes a unit's documents to `target`, if any is left, without those that repeat earlier ones."""
         path = stem(directory, record.number)
         content = b"".join(read_blocks(str(path.with_suffix(".jsonl.zst"))))
         with np.load(path.with_suffix(".npz")) as file:
             arrays = {name: file[name] for name in file.files}
-        # The hashes of all lines are in one array, and split here by document.
+        # One array has the hashes of all documents' lines.
         lines = np.split(arrays["lines"], np.cumsum(arrays["line_counts"])[:-1]) if self.steps.duplicate_lines else []
-        texts, kept = [], []
+        texts, indices = [], []
         for index, line in enumerate(content.splitlines()):
             original = text = json.loads(line)["text"]
             reason = ""
+            # Cheap steps come first. A document that one of them drops does not enter the sets of the later ones.
             if not self._digests.add(arrays["digests"][index].tobytes()):
                 reason = "duplicate"
             elif self.steps.near_duplicates and not self.index.add(arrays["bands"][index]):
                 reason = "near_duplicate"
             elif self.steps.duplicate_lines:
-                text = self._without_lines(text, lines[index])
+                # Removes lines that occurred before, in any document. Lines without a letter or digit (0) stay.
+                hashed = list(zip(text.splitlines(), lines[index], strict=True))
+                unique = [line for line, code in hashed if not code or self._lines.add(code.tobytes())]
+                self.removed_lines += len(hashed) - len(unique)
+                text = "\n".join(unique).strip()
                 reason = "" if text else "duplicate_lines"
             if reason:
                 drop(self.dropped, self.samples, reason, original)
             else:
                 texts.append(text)
-                kept.append(index)
+                indices.append(index)
         if self.steps.near_duplicates:
-            self._kept[record.number] = np.array(kept, np.int32)
+            self._kept[record.number] = np.array(indices, np.int32)
         if texts:
             write_texts(target, texts)
         else:
-            target.unlink(missing_ok=True)  # of an earlier run, which may have had other text in --against
+            target.unlink(missing_ok=True)  # an earlier run may have written it, with another text in --against
         self.documents += len(texts)
         self.bytes += sum(len(text.encode()) for text in texts)
 
     def write_signatures(self, directory: Path) -> None:
-        """Writes the kept documents' bands, from the files of their units."""
+        """Writes the kept documents' bands, from their units' files."""
         shape = self.documents, BANDS
         signatures = np.lib.format.open_memmap(directory / SIGNATURES, "w+", np.uint64, shape)
         end = 0
@@ -92,31 +95,20 @@ class Merging:
                 signatures[start:end] = arrays["bands"][kept]
         signatures.flush()
 
-    def _without_lines(self, text: str, hashes: np.ndarray) -> str:
-        """Removes the lines that occurred before, in this document or in an earlier one."""
-        lines = text.splitlines()
-        kept = [
-            line
-            for line, code in zip(lines, hashes, strict=True)
-            if not code or self._lines.add(code.tobytes())  # 0: a line without letters or digits
-        ]
-        self.removed_lines += len(lines) - len(kept)
-        return "\n".join(kept).strip()
-
 
 def read_signatures(folder: Path) -> np.ndarray:
-    """Maps an output's bands, [n, bands], into memory. Raises UserError for a damaged file."""
+    """Maps an output's bands, [n, bands], into memory.
+
+    Raises:
+        UserError: The file is damaged.
+    """
     try:
         signatures = np.load(folder / SIGNATURES, mmap_mode="r")
+        if signatures.dtype != np.uint64 or signatures.shape[1:] != (BANDS,):
+            raise ValueError(f"expected uint64[n, {BANDS}], got {signatures.dtype}{list(signatures.shape)}")
     except (ValueError, EOFError) as error:
         raise UserError(f"{folder / SIGNATURES} is damaged ({first_line(error)}). Copy or make it again") from error
-    if signatures.dtype != np.uint64 or signatures.shape[1:] != (BANDS,):
-        found = f"{signatures.dtype}{list(signatures.shape)}"
-        raise UserError(f"{folder / SIGNATURES} has {found}, not uint64[n, {BANDS}]. Make it again")
     return signatures
-
-
-# The counts of kept and dropped documents: report.json, and a page that shows samples of every reason.
 
 
 PAGE = "index.html"
@@ -128,11 +120,12 @@ def report(
 ) -> dict[str, Any]:
     """Returns the content of report.json: documents by reason, MB/s by step, and samples.
 
-    `refused` counts unusable input.
+    Args:
+        refused: Counts of unusable input.
     """
     dropped: Counter[str] = Counter()
     seconds: Counter[str] = Counter()  # a Counter adds floats too
-    sizes: Counter[str] = Counter()  # bytes of the text that reached each step
+    sizes: Counter[str] = Counter()  # bytes of text that reached a step
     samples: dict[str, list[str]] = {}
     for record in records:
         dropped.update(record.dropped)
@@ -157,7 +150,7 @@ def report(
 
 
 def write(report: Mapping[str, Any], directory: Path, name: str) -> None:
-    """Writes report.json and the page."""
+    """Writes report.json, and a page that shows samples of every reason."""
     write_json(directory / REPORT, report)
     documents, size = report["documents"], report["bytes"]
     read = max(documents["read"], 1)

@@ -1,6 +1,4 @@
-"""Published quality rules for web text (`RULES`), after two things that unit.py uses too: combining marks, and language
-identification.
-"""
+"""Published quality rules for web text (`RULES`); before them, combining marks and language identification."""
 
 import functools
 import importlib.util
@@ -22,12 +20,12 @@ from bert_jax.errors import UserError, install_hint
 
 @functools.cache
 def combining_marks(first: int = 0, last: int = 0xFFFF) -> str:
-    r"""Lists the vowel signs and accents (Unicode categories Mn, Mc and Me) for use in a character class.
+    r"""Lists vowel signs and accents (Unicode categories Mn, Mc and Me) for a character class.
 
-    \w has none of them, so a pattern for letters and digits alone cuts words in Hindi, Tamil or vowelled Hebrew. Marks
-    above U+FFFF, in rarer scripts such as Adlam, are listed only on request, because they halve the speed: `re` looks
-    the others up in a table, but compares these ranges one by one.
+    \w lacks them, so a pattern for letters and digits alone cuts words in Hindi, Tamil or vowelled Hebrew.
     """
+    # Marks above U+FFFF, in rarer scripts such as Adlam, are left out by default, because they halve the speed: `re`
+    # looks the others up in a table, but compares these ranges one by one.
     marks = [point for point in range(first, last + 1) if unicodedata.category(chr(point)).startswith("M")]
     # In a run of consecutive code points, the differences to their indices are equal.
     runs = itertools.groupby(enumerate(marks), lambda numbered: numbered[1] - numbered[0])
@@ -36,7 +34,7 @@ def combining_marks(first: int = 0, last: int = 0xFFFF) -> str:
 
 
 def marks_in(text: str) -> str:
-    """Lists the combining marks for a pattern to apply to this text, with wide ones only if it has any."""
+    """Lists the combining marks for a pattern that this text needs: those above U+FFFF only if it has any."""
     # UTF-16 makes two of each character above U+FFFF; counting them is many times as fast as searching for marks.
     if text.isascii() or len(text.encode("utf-16-le", "surrogatepass")) == 2 * len(text):
         return combining_marks()
@@ -48,14 +46,17 @@ def _wide_mark() -> re.Pattern[str]:
     return re.compile(f"(?=[\U00010000-\U0010ffff])[{combining_marks(first=0x10000, last=sys.maxunicode)}]")
 
 
-# Identifies a text's language by py3langid (Lui and Baldwin 2012; 97 languages), whose model is in its wheel.
+# Language identification by py3langid (Lui and Baldwin 2012; 97 languages), whose model is in its wheel.
 
-
-LONGEST = 4000  # characters that are read; more of them change nothing but the time
+LONGEST = 4000  # characters that are read; more would only take longer
 
 
 def check(languages: tuple[str, ...]) -> None:
-    """Raises UserError for an unknown language, and if the package is missing."""
+    """Checks the languages to keep.
+
+    Raises:
+        UserError: A language is unknown, or the package is missing.
+    """
     if not languages:
         return
     if importlib.util.find_spec("py3langid") is None:
@@ -67,7 +68,7 @@ def check(languages: tuple[str, ...]) -> None:
 
 
 def identify(text: str) -> tuple[str, float]:
-    """Returns a text's most probable language, as an ISO 639-1 code, and its probability."""
+    """Returns a text's most probable language as an ISO 639-1 code, and its probability."""
     language, probability = _identifier().classify(text[:LONGEST])
     return str(language), float(probability)
 
@@ -79,7 +80,7 @@ def _identifier() -> Any:
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
 
-# Published rules for the quality of web text. Each reads one document, and gives a reason if it drops it.
+# Published rules for the quality of web text. A rule reads one document, and gives a reason if it drops it.
 #
 # c4                 Raffel et al. 2020, section 2.2: lines and pages that are not prose; it also removes lines. The
 #                    paper's list of bad words is left out.
@@ -88,7 +89,7 @@ def _identifier() -> Any:
 # fineweb            Penedo et al. 2024, section 3.6: lines without punctuation, short lines, repeated lines
 #
 # White space separates words, so these rules are for languages that write spaces; c4 and gopher's common words are for
-# English. If a paper leaves a detail open, it is as in huggingface/datatrove, with these exceptions:
+# English. If a paper leaves a detail open, we follow huggingface/datatrove, with these exceptions:
 #
 # - Sentences end at . ! or ? before a space; no tokenizer runs.
 # - gopher: the common English words are also recognized in capitals; ‣ ◦ ● ▪ * are bullets, too; blank lines are not
@@ -99,8 +100,7 @@ def _identifier() -> Any:
 #   characters is not short, and there is no limit of line breaks per word. Quotation marks, as in earlier versions of
 #   the filter, and an ellipsis also end a line.
 
-
-# Returns the text, which c4 shortens, and the reason to drop the document; an empty reason keeps it.
+# Returns the text, which c4 shortens, and the reason to drop it, or "" to keep it.
 Rule = Callable[[str], tuple[str, str]]
 
 _PARAGRAPH = re.compile(r"\n{2,}")
@@ -136,7 +136,7 @@ _LEAST_ENDING, _MOST_SHORT, _SHORT, _MOST_REPEATED = 0.12, 0.67, 30, 0.1
 
 def c4(text: str) -> tuple[str, str]:
     """Keeps lines that end like a sentence, have 3 words, and are neither code nor notices; needs 5 sentences."""
-    kept = []
+    prose = []
     sentences = 0
     for line in text.splitlines():
         if len(line) > _C4_LONGEST_WORD and any(len(word) > _C4_LONGEST_WORD for word in line.split()):
@@ -154,10 +154,10 @@ def c4(text: str) -> tuple[str, str]:
         if any(phrase in lowered for phrase in _C4_POLICY):
             continue
         sentences += len(_C4_SENTENCE.findall(line)) or 1
-        kept.append(line)
+        prose.append(line)
     if sentences < _C4_LEAST_SENTENCES:
         return text, "c4_few_sentences"
-    return "\n".join(kept).strip(), ""
+    return "\n".join(prose).strip(), ""
 
 
 def gopher(text: str) -> tuple[str, str]:
@@ -199,7 +199,7 @@ def gopher_repetition(text: str) -> tuple[str, str]:
     for n, most in _MOST_OF_TOP.items():
         if grams.top_characters(n) > most * size:
             return text, f"gopher_top_{n}_gram"
-    # The share of characters in longer repeated n-grams is never larger, so without a repeated 5-gram all are 0.
+    # Longer repeated n-grams never hold more characters, so if a length has none, all longer ones have none either.
     for n, most in _MOST_OF_DUPLICATES.items():
         characters = grams.repeated_characters(n)
         if characters > most * size:
@@ -241,9 +241,9 @@ class NGrams:
         self._lengths = np.fromiter(map(len, words), np.int64, len(words))
 
     def top_characters(self, n: int) -> int:
-        """Counts the characters, with spaces, in all copies of the most frequent n-gram; 0 if none is repeated.
+        """Counts the characters, with spaces, in all copies of the most frequent n-gram, the first of several.
 
-        If several are as frequent, the first one counts.
+        Returns 0 if none is repeated.
         """
         _, firsts, counts = np.unique(self._hashes(n), return_index=True, return_counts=True)
         most = int(counts.max(initial=0))
@@ -253,11 +253,11 @@ class NGrams:
         return most * (int(self._lengths[first : first + n].sum()) + n - 1)
 
     def repeated_characters(self, n: int) -> int:
-        """Counts the characters in words inside repetitions of earlier n-grams; a word counts once."""
+        """Counts the characters of words in repetitions of earlier n-grams; a word counts once."""
         hashes = self._hashes(n)
         _, firsts, inverse = np.unique(hashes, return_index=True, return_inverse=True)
         repeated = np.flatnonzero(firsts[inverse] != np.arange(len(hashes)))
-        # A word is inside if more n-grams have begun than ended before it.
+        # A word is in a repetition if more of them have begun than ended before it.
         borders = np.zeros(len(self._codes) + 1, np.int64)
         np.add.at(borders, repeated, 1)
         np.add.at(borders, repeated + n, -1)

@@ -26,11 +26,10 @@ from data_prep.units import Seen, Unit
 
 # Near-duplicates by MinHash (Broder 1997) and locality-sensitive hashing, with FineWeb's numbers.
 #
-# A document is a set of shingles, 5 consecutive words. Each of 112 hash functions gives the smallest hash over the set;
-# two documents share one with the probability of their Jaccard similarity J. Documents are near-duplicates if all 8
+# A document is a set of shingles, 5 consecutive words. For 112 hash functions, the smallest hash over the set is taken;
+# two documents share one with a probability equal to their Jaccard similarity J. Documents are near-duplicates if all 8
 # hashes of one of 14 bands are equal, which has the probability 1 - (1 - J^8)^14: 5% at J = 0.5, 56% at 0.7, 92% at
 # 0.8, 99.96% at 0.9 (Penedo et al. 2024, section 3.4).
-
 
 BANDS, ROWS, SHINGLE = 14, 8, 5
 _HASHES_AT_ONCE = 1 << 12  # shingles, whose hashes by all functions take 3.7 MB
@@ -45,7 +44,7 @@ def _mixed(values: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
     return values ^ (values >> np.uint64(31))
 
 
-# Odd, so that each function permutes the numbers below 2**64; the order of the products is close to random.
+# Odd factors permute the numbers below 2**64, and the products are in an order close to random.
 _FACTORS = _mixed(np.arange(1, BANDS * ROWS + 1, dtype=np.uint64) * _GOLDEN) | np.uint64(1)
 _POWERS = np.cumprod(np.full(SHINGLE, 0xD1342543DE82EF95, np.uint64))
 _BAND_FACTORS = _mixed(np.arange(1, ROWS + 1, dtype=np.uint64)) | np.uint64(1)
@@ -70,7 +69,7 @@ def shingles(text: str) -> UInt64[np.ndarray, " n"]:
 
 
 def minhash(hashes: UInt64[np.ndarray, " n"]) -> UInt64[np.ndarray, " h"]:
-    """Returns the smallest hash by each function over a set of shingles."""
+    """Returns, by hash function, the smallest hash over a set of shingles."""
     smallest = np.full(len(_FACTORS), np.iinfo(np.uint64).max, np.uint64)
     for start in range(0, len(hashes), _HASHES_AT_ONCE):
         products = hashes[start : start + _HASHES_AT_ONCE, None] * _FACTORS
@@ -79,25 +78,22 @@ def minhash(hashes: UInt64[np.ndarray, " n"]) -> UInt64[np.ndarray, " h"]:
 
 
 def bands(text: str) -> UInt64[np.ndarray, " b"]:
-    """Hashes the bands of a text's MinHash: two texts with an equal one are near-duplicates.
-
-    A text without words is its own only shingle.
-    """
+    """Hashes the bands of a text's MinHash: two texts with an equal one are near-duplicates."""
     hashes = shingles(text)
-    if not len(hashes):
+    if not len(hashes):  # a text without words is its own only shingle
         hashes = _mixed(np.array([zlib.crc32(text.encode())], np.uint64))
     rows = minhash(hashes).reshape(BANDS, ROWS)
     return _mixed((_mixed(rows) * _BAND_FACTORS).sum(axis=1, dtype=np.uint64) + np.arange(BANDS, dtype=np.uint64))
 
 
 class Index:
-    """The documents' bands, in 170 to 340 bytes per document."""
+    """Finds near-duplicates by equal bands, in 170 to 340 bytes per document."""
 
     def __init__(self) -> None:
         self._seen = Seen()
 
     def add(self, signature: UInt64[np.ndarray, " b"]) -> bool:
-        """Adds a document unless it nearly repeats an earlier one. Returns whether it was added."""
+        """Adds a document unless it nearly repeats an earlier one, and returns whether it was added."""
         if any(band.tobytes() in self._seen for band in signature.astype("<u8")):
             return False
         self.insert(signature)
@@ -109,15 +105,14 @@ class Index:
             self._seen.add(band.tobytes())
 
 
-# The work on one unit of documents: the rules, the language, and the hashes that find duplicates.
+# One unit: the rules, the language, and the hashes that find duplicates.
 #
 # DIR.incomplete/job/units/00012.jsonl.zst   the documents that the rules keep, {"text": ...} a line
-# DIR.incomplete/job/units/00012.npz         a digest, the bands and the line hashes of each of them
+# DIR.incomplete/job/units/00012.npz         by document, a digest, the bands and the line hashes
 # DIR.incomplete/job/units/00012.json        the record, which is written last
 
-
 VERSION = 2  # of the rules and of the duplicate search; raise it if either changes
-SAMPLES = 3  # documents of each reason that a unit keeps for the page
+SAMPLES = 3  # documents per reason that a unit keeps for the page
 EXCERPT = 400  # characters of a sample
 _DIGITS = re.compile(r"\d")
 _LETTER = re.compile(r"[^\W_]")  # or a digit
@@ -128,7 +123,7 @@ class Steps:
     """The cleaning steps, in their order."""
 
     rules: tuple[str, ...]
-    languages: tuple[str, ...]  # to keep; none: all
+    languages: tuple[str, ...]  # to keep; empty: all
     language_score: float
     near_duplicates: bool
     duplicate_lines: bool
@@ -136,17 +131,17 @@ class Steps:
 
 @dataclass
 class CleanedUnit:
-    """A unit's results. A record that is read again has plain dictionaries in place of counters."""
+    """A unit's results. A record that was read from disk has plain dictionaries instead of counters."""
 
     number: int
     text_hash: str
     documents: int  # read
-    bytes: int  # of their text
-    kept: int = 0  # documents, by the rules and the language
+    bytes: int  # of text read
+    kept: int = 0  # documents that pass the rules and have the language
     dropped: dict[str, int] = field(default_factory=Counter)  # documents, by reason
-    seconds: dict[str, float] = field(default_factory=dict)  # of one core, by step
+    seconds: dict[str, float] = field(default_factory=dict)  # on one core, by step
     samples: dict[str, list[str]] = field(default_factory=dict)  # beginnings of dropped documents, by reason
-    step_bytes: dict[str, int] = field(default_factory=Counter)  # of the text that reached each step
+    step_bytes: dict[str, int] = field(default_factory=Counter)  # of text that reached a step
 
     @contextlib.contextmanager
     def step(self, name: str, size: int) -> Iterator[None]:
@@ -170,7 +165,7 @@ def stem(directory: Path, number: int) -> Path:
 
 
 def clean_unit(steps: Steps, directory: Path, unit: Unit) -> CleanedUnit:
-    """Writes a unit's files. They depend only on its text and the steps, so any process may compute them."""
+    """Cleans a unit and writes its files. They depend only on its text and the steps, so any process may do it."""
     record = CleanedUnit(unit.number, unit.text_hash, len(unit.documents), sum(map(len, unit.documents)))
     texts = [text for document in unit.documents if (text := _cleaned(steps, document, record)) is not None]
     record.kept = len(texts)
@@ -190,6 +185,7 @@ def clean_unit(steps: Steps, directory: Path, unit: Unit) -> CleanedUnit:
     np.savez(buffer, **arrays)
     write_atomic(path.with_suffix(".npz"), buffer.getvalue())
     record.seconds = {name: round(seconds, 4) for name, seconds in record.seconds.items()}
+    # The record comes last: if it exists, so do the unit's other files.
     write_atomic(path.with_suffix(".json"), json.dumps(vars(record)).encode())
     return record
 
@@ -238,11 +234,8 @@ def _cleaned(steps: Steps, document: bytes, record: CleanedUnit) -> str | None:
 
 
 def _line_hashes(text: str) -> np.ndarray:
-    """Hashes the lines; a line without letters or digits is 0.
-
-    Lines are compared as in CCNet (Wenzek et al. 2020, section 3.1): in lower case, with every digit as 0, and without
-    punctuation.
-    """
+    """Hashes the lines as CCNet compares them (Wenzek et al. 2020, section 3.1); without letters or digits: 0."""
+    # In lower case, with 0 for every digit, and without punctuation.
     lines = _DIGITS.sub("0", text.lower().replace("_", " ")).splitlines()
     no_word = _no_word(marks_in(text))
     normal = (no_word.sub(" ", line).strip() for line in lines)

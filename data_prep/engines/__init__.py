@@ -1,6 +1,6 @@
 """Where work units run: on this machine (local), in a Beam pipeline (beam), or on a Ray cluster (ray).
 
-An engine takes the units and a function to build a unit in a job's folder; it yields the records in any order. The
+An engine takes units and a function that builds a unit in a job's folder, and yields the records in any order. The
 function is picklable, gives the same result wherever and however often it runs, and reads only the tokenizer in the
 folder. docs/data.md has the commands.
 """

@@ -1,9 +1,9 @@
 """Runs units in a Beam pipeline: in several local processes (DirectRunner), or on Dataflow, Flink or Spark.
 
 A pipeline takes all its elements before it starts, and most runners keep small elements in memory. So this module first
-writes the text of the units to an exchange folder that all workers can reach, and runs one pipeline over their names:
-neither this process nor a runner holds more than a few units, and a service that takes minutes to start is started
-once. The results appear in the same folder and are moved into the job's folder at once, so every runner shows progress.
+writes the units' text to an exchange folder that all workers can reach, and then runs one pipeline over their names.
+Neither this process nor a runner holds more than a few units, and a service that takes minutes to start is started
+once. Results appear in the same folder and move to the job's folder as they come, so every runner shows progress.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
                 for name in sorted(waiting & results):
                     record = put_in_place(directory, exchange.read(f"{RESULTS}/{name}"))
                     waiting.remove(name)
-                    # In this order: a worker that retries the unit and finds no text knows that it is finished.
+                    # In this order: if a worker retries the unit and finds no text, the unit is finished.
                     exchange.remove(f"{UNITS}/{name}")
                     exchange.remove(f"{RESULTS}/{name}")
                     yield record
@@ -87,10 +87,8 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
 
 @contextlib.contextmanager
 def _started(task: Callable[[str], None], names: list[str], workers: int, flags: list[str]) -> Iterator[Connection]:
-    """Runs the pipeline in a separate process; yields the connection on which its answer arrives.
-
-    DirectRunner cannot be stopped, but a process can, and its workers end with their process group.
-    """
+    """Runs the pipeline in a separate process; yields the connection on which its answer arrives."""
+    # DirectRunner cannot be stopped, but a process can, and its workers end with their process group.
     context = multiprocessing.get_context("spawn")
     answer, to_answer = context.Pipe(duplex=False)
     process = context.Process(target=_run_pipeline, args=(task, names, workers, flags, to_answer))
@@ -108,7 +106,7 @@ def _started(task: Callable[[str], None], names: list[str], workers: int, flags:
 
 
 def _check_answer(answer: Connection, waiting: set[str]) -> None:
-    """Raises a worker's error, or UserError, unless the pipeline succeeded and no unit is left."""
+    """Raises a worker's error, or UserError if the pipeline failed or units are left."""
     try:
         problem = answer.recv()
     except EOFError:
@@ -123,8 +121,7 @@ def _check_answer(answer: Connection, waiting: set[str]) -> None:
     raise UserError(f"the Beam pipeline failed ({lines[-1]}); {KEPT}")
 
 
-# The process of the pipeline, and its workers' task. Functions import Beam, so that the job itself never does.
-
+# The pipeline's process, and its workers' task. Functions import Beam, so that the job's own process never does.
 
 _SECONDS_TO_CANCEL = 30.0
 # A worker's error is marked in the text of an exception, because a runner passes on only that text.
@@ -142,9 +139,9 @@ class _Stopped(BaseException):
 def _run_pipeline(
     task: Callable[[str], None], names: list[str], workers: int, flags: list[str], answer: Connection
 ) -> None:
-    """Runs the pipeline and answers None, or the problem; then exits with all processes that it started.
+    """Runs the pipeline, answers None or the problem, and exits with all processes that it started.
 
-    The parent handles Ctrl-C. SIGTERM and the end of the parent, whatever its cause, cancel the pipeline.
+    The parent handles Ctrl-C. SIGTERM cancels the pipeline, and so does the end of the parent, whatever its cause.
     """
 
     def stop(number: int, frame: Any) -> None:
@@ -193,7 +190,7 @@ def _run_pipeline(
 
 
 def _runner(workers: int, flags: list[str]) -> tuple[Any, Any]:
-    """Returns the runner and options for the given flags; DirectRunner gets `workers` processes."""
+    """Returns the runner and options for some flags; DirectRunner gets `workers` processes."""
     from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
     options = PipelineOptions(flags)
@@ -214,7 +211,7 @@ def _runner(workers: int, flags: list[str]) -> tuple[Any, Any]:
 
 
 def _do(work: Work, job: str, address: str, name: str) -> None:
-    """On a worker: builds a unit, unless an earlier attempt at the same bundle has."""
+    """On a worker: builds a unit, unless an earlier attempt at the same bundle has done so."""
     try:
         exchange = Folder(address)
         tokenizer = functools.partial(read_tokenizer, exchange)
@@ -232,7 +229,11 @@ def _do(work: Work, job: str, address: str, name: str) -> None:
 
 
 def read_tokenizer(exchange: Folder) -> bytes:
-    """Reads the first file that a worker needs. Raises UserError if the worker does not see the folder."""
+    """Reads the first file that a worker needs.
+
+    Raises:
+        UserError: The worker does not see the folder.
+    """
     content = exchange.read_if_present(TOKENIZER)
     if content is None:
         raise UserError(

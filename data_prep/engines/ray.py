@@ -28,10 +28,12 @@ _SECONDS_TO_SIGNALS = 0.2
 
 
 def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, options: str) -> Iterator[UnitRecord]:
-    """Runs units as Ray tasks with one core each; 0 workers: one for each core of the cluster, even as it grows.
+    """Runs units as Ray tasks with one core each; 0 workers: one per core of the cluster, even as it grows.
 
-    At most one unit more than there are workers is in flight; Ray's object store holds their text and results. Raises
-    UserError if a unit was lost more often than --retries, or the cluster cannot be reached.
+    At most one unit more than there are workers is in flight. Ray's object store holds their text and results.
+
+    Raises:
+        UserError: A unit was lost more often than --retries, or the cluster cannot be reached.
     """
     import ray
 
@@ -56,12 +58,12 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
 
     signals = _HeldSignals()
     try:
-        # Everything that all units need is sent to each node once.
+        # A Ray object, because Ray sends it to every node only once.
         job = ray.put((work, os.urandom(8).hex(), pack_tokenizer(directory)))
         task = ray.remote(num_cpus=1, max_retries=flags.retries, scheduling_strategy="SPREAD")(_do)
         for unit in units:
             pending.append(task.remote(job, unit))
-            # The next unit is read only when a worker is free: an unbounded queue would hold the whole corpus.
+            # Reads the next unit only when a worker is free: an unbounded queue would hold the whole corpus.
             if len(pending) > (workers or int(ray.cluster_resources().get("CPU", 1))):
                 yield next_record()
         while pending:

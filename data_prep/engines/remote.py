@@ -1,7 +1,7 @@
-"""Runs a unit on another machine, for the engines that may do so: units and results travel as bytes.
+"""Runs a unit on another machine: units and results travel as bytes, so workers need none of this machine's files.
 
-Workers need none of this machine's files. A unit runs in a temporary folder with the layout of the job's folder and
-with the tokenizer in it; the files that the unit writes there come back as one tar, which is unpacked here.
+A unit runs in a temporary folder with the job folder's layout and tokenizer. Its files come back as one tar, which is
+unpacked here.
 """
 
 import io
@@ -22,10 +22,10 @@ from bert_jax.storage.files import write_atomic
 from data_prep.job import UnitRecord, unit_folder
 from data_prep.units import Unit
 
-# Builds a unit in the folder of its job (data_prep.job).
+# Builds a unit in its job's folder (data_prep.job).
 Work = Callable[[Path, Unit], UnitRecord]
 
-# The temporary folder and the tokenizer's tar by job. All units of a job have the same folder, because tokenizers are
+# By job, the temporary folder and the tokenizer's tar. All units of a job have the same folder, because tokenizers are
 # cached by path.
 _known: dict[str, tuple[Path, bytes]] = {}
 # Some runners give a process several units at once, but only one thread at a time may use a tokenizer.
@@ -33,7 +33,11 @@ _one_unit = threading.Lock()
 
 
 def split_options(options: str) -> list[str]:
-    """Splits --engine_options into flags. Raises UserError for an unclosed quote."""
+    """Splits --engine_options into flags.
+
+    Raises:
+        UserError: A quote is not closed.
+    """
     try:
         return shlex.split(options)
     except ValueError as error:
@@ -41,7 +45,8 @@ def split_options(options: str) -> list[str]:
 
 
 def pack_unit(unit: Unit) -> bytes:
-    """Packs a unit for a folder that others may write to: a JSON line, then the text. A pickle could run code."""
+    """Packs a unit as a JSON line and its text."""
+    # Not a pickle: others may write to the exchange folder, and a pickle can run code.
     head = {"part": unit.part, "number": unit.number, "text_hash": unit.text_hash}
     lengths = [len(document) for document in unit.documents]
     return b"\n".join([json.dumps(head | {"lengths": lengths}).encode(), b"".join(unit.documents)])
@@ -63,7 +68,9 @@ def pack_tokenizer(directory: Path) -> bytes:
 def do_unit(work: Work, job: str, tokenizer: Callable[[], bytes], unit: Unit) -> bytes:
     """On a worker: builds a unit and returns its files, for `put_in_place`.
 
-    `job` is a unique name; `tokenizer` returns the result of pack_tokenizer and is called once in each process.
+    Args:
+        job: A unique name.
+        tokenizer: Returns the result of pack_tokenizer. Called once in a process.
     """
     with _one_unit:
         if job not in _known:
@@ -100,7 +107,11 @@ def pack_files(folder: Path, paths: Iterable[Path]) -> bytes:
 
 
 def unpack_files(packed: bytes) -> dict[Path, bytes]:
-    """Returns the files in a tar, by path. Raises ValueError for a path outside of the job's folder."""
+    """Returns the files in a tar, by path.
+
+    Raises:
+        ValueError: A path leads out of the job's folder.
+    """
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as tar:
         members = tar.getmembers()
     # extractfile and the mode "r" are avoided: the C code of io, and the readers of compressed files that "r" tries,

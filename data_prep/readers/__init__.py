@@ -1,9 +1,8 @@
-"""Reads text: a corpus's sources (local, gs://, s3://, hf://, tfds:) and their documents, one at a time.
+"""Reads text from files (local, gs://, s3://, hf://) and data sets, one document at a time.
 
-Start with corpus.py: its `Corpus` reads all sources in order, and `read` picks a file's reader. text.py reads plain
-text, and recognizes formats by names and first bytes; tables.py reads JSON lines, Parquet, CSV, TSV and Arrow;
-datasets.py finds the files of Hugging Face and TFDS datasets; web.py reads WARC and WET; wiki.py reads wiki dumps.
-For unusable input they yield a Refusal or an Omission, which this module defines.
+Start with corpus.py: `Corpus` reads all sources in order, and `read` picks a file's reader. text.py reads plain text
+and recognizes formats; tables.py reads JSON lines, Parquet, CSV, TSV and Arrow; datasets.py finds Hugging Face and TFDS
+data sets; web.py reads WARC and WET; wiki.py reads wiki dumps. For unusable input they yield a Refusal or an Omission.
 """
 
 import re
@@ -30,8 +29,8 @@ Reason = Literal[
 ]
 
 _SKIP = "or use --on_error skip"
-# Characters that text never holds: C0 without white space (tab to carriage return), and delete. C1 is accepted: much
-# real text has it in place of dashes and quotes (Windows-1252 read as Latin-1), and tokenizers drop it.
+# Characters that text never has: C0 without white space (tab to carriage return), and delete. C1 is accepted, because
+# much real text has it in place of dashes and quotes (Windows-1252 read as Latin-1), and tokenizers drop it.
 CONTROLS = bytes([*range(9), *range(14, 32), 127])
 _CONTROL = re.compile(b"[" + re.escape(CONTROLS) + b"]")
 # The first bytes of compressed files, with the suffix that their names should have. RFC 1952; the .xz file format,
@@ -39,7 +38,7 @@ _CONTROL = re.compile(b"[" + re.escape(CONTROLS) + b"]")
 COMPRESSED = {b"\x1f\x8b": ".gz", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2f\xfd": ".zst"} | {
     b"BZh%d1AY&SY" % level: ".bz2" for level in range(1, 10)
 }
-# The problem and the advice by reason.
+# By reason, the problem and the advice.
 _PROBLEMS: dict[Reason, tuple[str, str]] = {
     "nul_character": ("a NUL character ({column})", "Remove it"),
     "control_character": ("a control character, U+{byte:04X} ({column})", "Remove it"),
@@ -51,7 +50,7 @@ _PROBLEMS: dict[Reason, tuple[str, str]] = {
 
 
 class Refusal(UserError):
-    """An unusable document, or the unusable rest of a file: `reason` for counting, the message for a person."""
+    """An unusable document, or the unusable rest of a file. `reason` is for counts, the message for people."""
 
     def __init__(self, reason: Reason, place: str, problem: str, advice: str) -> None:
         super().__init__(f"{place}: {one_line(problem)}. {advice}, {_SKIP}")  # a column's name may have line breaks
@@ -64,12 +63,12 @@ class Refusal(UserError):
 
 
 def of_flag(error: UserError, flag: str) -> UserError:
-    """Rewords a reader's error for a command with `flag` instead of --input, and without --on_error."""
+    """Rewords a reader's error for a command that has `flag` instead of --input, and no --on_error."""
     return UserError(str(error).partition(f", {_SKIP}")[0].replace("--input", flag))
 
 
 class Omission(NamedTuple):
-    """A record that is not a document: left out and counted, whatever --on_error."""
+    """A record that is not a document. It is left out and counted, whatever --on_error says."""
 
     reason: Literal[
         "not_a_page",  # a record of a web archive: no HTML or plain text, or a status other than 200
@@ -84,12 +83,13 @@ Items = Iterator[Item]
 
 
 def check(text: bytes, place: str, first_line: int | None = None) -> Item:
-    """Returns the text if it can be used, otherwise a Refusal with the problem.
+    """Returns the text if it can be used, otherwise a Refusal.
 
     Args:
-        place: where the text is, for messages, e.g. "a.txt".
-        first_line: the line on which the text begins; the message then has the line and the column, in bytes.
+        place: Names the text in messages, e.g. "a.txt".
+        first_line: The line on which the text begins. The message then has the line and the column, in bytes.
     """
+    # The usual case comes first, and at memory speed: a search by regular expression takes longer than `translate`.
     if len(text.translate(None, CONTROLS)) != len(text):
         control = _CONTROL.search(text)
         assert control is not None
@@ -108,7 +108,7 @@ def check(text: bytes, place: str, first_line: int | None = None) -> Item:
         line, in_line = first_line + text.count(b"\n", 0, offset), offset - text.rfind(b"\n", 0, offset)
         place, column = f"{place}, line {line}", f"column {in_line}"
     problem, advice = _PROBLEMS[reason]
-    # Bytes that are not text often belong to a file of another kind.
+    # Bytes that are not text often belong to another kind of file, for which there is better advice.
     if looks_like_utf16(text):
         advice = "It looks like UTF-16: convert the file, for example with iconv -f UTF-16 -t UTF-8"
     for magic, suffix in COMPRESSED.items():
@@ -118,5 +118,5 @@ def check(text: bytes, place: str, first_line: int | None = None) -> Item:
 
 
 def looks_like_utf16(text: bytes) -> bool:
-    """Whether bytes begin with UTF-16's mark, or have as many NULs as ASCII text in UTF-16."""
+    """Whether bytes begin with UTF-16's byte-order mark, or have as many NULs as ASCII text in UTF-16."""
     return text.startswith((b"\xff\xfe", b"\xfe\xff")) or text.count(0) > len(text) // 3

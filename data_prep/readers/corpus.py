@@ -1,4 +1,4 @@
-"""A job's corpus: the reader of each format, the files with their weights, and their documents in order."""
+"""Reads a job's corpus: picks the reader for a file, finds the files, and yields their documents in order."""
 
 import fractions
 import functools
@@ -12,35 +12,59 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from bert_jax.config.options import Valid, option
+from bert_jax.config.options import Valid, check, option
 from bert_jax.data.manifest import MANIFEST
 from bert_jax.errors import UserError
 from bert_jax.storage.files import INCOMPLETE, MARKER, OnRead, ignore_progress
 from bert_jax.storage.remote import find_files, is_remote, is_special
 from data_prep import output_files
 from data_prep.readers import Items, Omission, Refusal, datasets, tables, text, web, wiki
-from data_prep.readers.text import FORMATS
-
-DOCUMENT = ("blank_line", "file")
-ON_ERROR = ("fail", "skip")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How documents are read. Raises UserError for an unknown choice."""
+    """The options that all commands with --input share: how its files become documents.
 
-    text_field: str = "text"  # the field or column of records that holds the text
-    document: str = "blank_line"  # what separates the documents of a text file; with "file" each file is one document
-    on_error: str = "fail"  # what happens to input that cannot be used
-    input_format: str = "auto"  # the format of every file; "auto" takes that of its name
-    document_separator: str = ""  # the line that separates the documents of a text file; "" for blank lines
-    workers: int = 1  # processes that remove the markup of wiki dumps, which takes longer than all other reading
+    Raises:
+        UserError: A choice is unknown, or two exclude each other. The message names the flag.
+    """
+
+    input_format: str = option(
+        "auto",
+        f"format of every input file: {', '.join(text.FORMATS)}; or auto: by its name, and text by its content, too",
+        metavar="NAME",
+        choices=text.CHOICES,
+    )
+    text_field: str = option(
+        "text",
+        "field or column that holds the text, in JSONL, CSV, TSV, Parquet, Arrow and TFDS",
+        metavar="NAME",
+        aliases=["text"],
+    )
+    document: str = option(
+        "blank_line",
+        "what separates the documents of text: blank_line, or file (each file is one document)",
+        choices=("blank_line", "file"),
+    )
+    document_separator: str = option(
+        "",
+        "the line that separates the documents of text, in place of blank lines, for example '<|endoftext|>' or ---; "
+        "default: a blank line",
+        metavar="LINE",
+        dashes=True,
+    )
+    on_error: str = option(
+        "fail", "for input that cannot be used: fail, or skip and count it", choices=("fail", "skip")
+    )
+    workers: int = option(
+        0,
+        "number of processes; 0: one for each core (ray: of the cluster)",
+        metavar="N",
+        valid=Valid(lambda count: count >= 0, "0 or more (0: one for each core)"),
+    )
 
     def __post_init__(self) -> None:
-        choices = {"document": DOCUMENT, "on_error": ON_ERROR, "input_format": text.CHOICES}
-        for name, known in choices.items():
-            if (value := getattr(self, name)) not in known:
-                raise UserError(f"unknown --{name} {value}; choose from {', '.join(known)}")
+        check(self)
         if separator := self.document_separator:
             if not separator.strip() or not separator.isprintable():
                 raise UserError(
@@ -55,14 +79,18 @@ class Reading:
             self.check_text_flags(f"--input_format {self.input_format}", "its records are the documents")
 
     def check_text_flags(self, place: str, reason: str) -> None:
-        """Raises UserError if a flag for text was given, because the input is not text."""
+        """Checks that no flag for text was given with other input.
+
+        Raises:
+            UserError: One was given.
+        """
         if self.document_separator or self.document == "file":
             flag = "--document_separator" if self.document_separator else "--document file"
             raise UserError(f"{place}: {reason}, and {flag} is for text. Leave it out")
 
 
 def read(path: str, reading: Reading = Reading(), on_read: OnRead = ignore_progress) -> Items:
-    """Yields a source's documents as UTF-8, with a Refusal in place of each unusable one, or of an unusable rest."""
+    """Yields a source's documents as UTF-8, with a Refusal in place of an unusable document or rest of the file."""
     try:
         if not path.startswith(datasets.TFDS_PREFIX):
             _refuse_special(path)
@@ -82,6 +110,7 @@ def read(path: str, reading: Reading = Reading(), on_read: OnRead = ignore_progr
             case "warc":
                 items = web.archive_documents(path, on_read)
             case "mediawiki":
+                # Removing markup takes longer than all other reading, so only this reader uses several processes.
                 items = wiki.article_documents(path, on_read, reading.workers)
             case _:
                 items = text.text_documents(
@@ -97,7 +126,7 @@ def read(path: str, reading: Reading = Reading(), on_read: OnRead = ignore_progr
 
 
 def is_text(path: str, chosen: str) -> bool:
-    """Whether a source is read as text, where `chosen` is the input_format."""
+    """Whether a source is read as text with this input_format."""
     try:
         return _format(path, chosen) == "text"
     except Refusal:
@@ -114,31 +143,28 @@ def _refuse_special(path: str) -> None:
         raise Refusal("unreadable_file", path, problem, "Write the text to a file and name that")
 
 
-# The corpus of a job: its files with their weights, and their documents in order, with unusable ones counted.
-
-
 class Source(NamedTuple):
     """A file, or a TFDS split."""
 
     path: str
     bytes: int  # as stored
-    weight: float = 1.0  # how often each document is read; a fraction reads that share of the documents
-    folder: bool = False  # a folder, which a pattern matches but no reader can read
+    weight: float = 1.0  # how often documents are read; a fraction reads that share of them
+    folder: bool = False  # whether it is a folder, which no reader can read
 
 
 def find_sources(pattern: str, weights: Sequence[float] = (), own: Sequence[Path] = ()) -> tuple[Source, ...]:
-    """Finds the sources of one or several comma-separated patterns, sorted.
+    """Finds the sources that comma-separated patterns match, sorted.
 
-    A file appears once, whichever patterns and links lead to it. A folder is a source (and an error) only if it was
+    A file appears once, however many patterns and links lead to it. A folder is a source (and an error) only if it was
     named, or matched by more than stars.
 
     Args:
-        weights: a number for each pattern; 1 by default.
-        own: folders where the job itself writes; their files are left out.
+        weights: A number per pattern; 1 by default.
+        own: Folders in which the job itself writes; their files are left out.
 
     Raises:
-        UserError: for a pattern that matches nothing, or an output's file (e.g. its vocab.txt), and for weights that do
-            not fit the patterns.
+        UserError: A pattern matches nothing, or an output's file (e.g. its vocab.txt), or the weights do not fit the
+            patterns.
     """
     parts = patterns(pattern)
     if weights and len(weights) != len(parts):
@@ -148,7 +174,7 @@ def find_sources(pattern: str, weights: Sequence[float] = (), own: Sequence[Path
     if any(not 0 < weight <= 1000 for weight in weights):
         listed = ",".join(f"{weight:g}" for weight in weights)
         raise UserError(f"--weights {listed}: each weight must be above 0 and at most 1000")
-    is_output = functools.cache(_is_output)  # for the time of this search
+    is_output = functools.cache(_is_output)  # cached for this search only, because outputs come and go
     inside = tuple(os.path.realpath(folder) + os.sep for folder in own)
     sources: dict[str, Source] = {}  # by the path without links and dots
     for part, weight in zip(parts, weights or [1.0] * len(parts), strict=True):
@@ -157,7 +183,8 @@ def find_sources(pattern: str, weights: Sequence[float] = (), own: Sequence[Path
             real = path if is_remote(path) or path.startswith(datasets.TFDS_PREFIX) else os.path.realpath(path)
             if real.startswith(inside):
                 continue
-            # A finished output lists its files; all files of an unfinished one belong to it.
+            # An output's vocab.txt or manifest is no text. A finished output lists its files, so other files may lie in
+            # its folder; an unfinished one owns them all.
             output = next(filter(is_output, Path(real).parents), None) if os.path.isabs(real) else None
             if output and (
                 not (output / MANIFEST).exists()
@@ -202,7 +229,7 @@ def _sources(pattern: str, weight: float) -> list[Source]:
     sources = []
     for match in matches:
         if match.is_folder and (saved := datasets.arrow_files(match.path)) is not None:
-            # A missing file has 0 bytes here, and is reported when it is read.
+            # A missing file counts 0 bytes here, and is reported when it is read.
             sources += [Source(path, sum(file.bytes for file in find_files(path)), weight) for path in saved]
         elif not (match.is_folder and only_stars):
             sources.append(Source(*match[:2], weight, match.is_folder))
@@ -217,16 +244,17 @@ def _is_output(folder: Path) -> bool:
 
 @dataclass
 class Corpus:
-    """Reads sources in order, in as many passes as the largest weight needs, and counts what it refuses.
+    """Reads sources in order, in as many passes as the largest weight needs, and counts refused documents.
 
-    Raises UserError if a format needs packages that are not installed; unless reading.on_error is skip, also for a
-    folder, a pipe or a file in an unsupported format.
+    Raises:
+        UserError: A format needs packages that are not installed; or, unless reading.on_error is skip, a source is a
+            folder, a pipe or a file in an unsupported format.
     """
 
     sources: tuple[Source, ...]
     reading: Reading = field(default_factory=Reading)
     refused: Counter[str] = field(default_factory=Counter)  # documents, or rests of files, by reason
-    bytes_read: int = 0  # of total_bytes, as stored
+    bytes_read: int = 0  # stored bytes, of total_bytes
 
     def __post_init__(self) -> None:
         self.passes = max((math.ceil(source.weight) for source in self.sources), default=0)
@@ -239,13 +267,14 @@ class Corpus:
                     raise
 
     def documents(self) -> Iterator[str]:
-        """Yields the documents in all passes. Raises as `texts` does."""
+        """Yields the documents in all passes, as `texts` does."""
         return (document.decode() for document in self.texts() if document is not None)
 
     def texts(self) -> Iterator[bytes | None]:
         """Yields the documents as UTF-8, with copies in later passes; None separates the passes.
 
-        Unusable input raises Refusal (a UserError), or with on_error skip is counted in `refused`.
+        Raises:
+            Refusal: Input is unusable. With on_error skip, it is counted in `refused` instead.
         """
         for number in range(self.passes):
             if number:
@@ -268,7 +297,7 @@ class Corpus:
                     continue
             if isinstance(item, Refusal) and self.reading.on_error == "fail":
                 raise item
-            if not number:  # in a later pass only a copy is missing
+            if not number:  # counts a document once: later passes hold copies
                 self.refused[item.reason] += 1
         self.bytes_read = before + source.bytes
 
@@ -285,16 +314,15 @@ class Corpus:
 
 
 def _is_sampled(document: bytes, share: float) -> bool:
-    """Samples a share of the documents by half of their hash; the other half chooses for eval."""
+    """Samples a share of the documents by the second half of their hash; the first half chooses eval documents."""
     digest = hashlib.blake2b(document, digest_size=16).digest()
     return int.from_bytes(digest[8:]) < math.floor(fractions.Fraction(share) * (1 << 64))
 
 
 def _check_source(source: Source, reading: Reading) -> None:
-    """Raises Refusal for a folder, a pipe, a device, and a local file whose first bytes do not fit its format.
+    """Raises Refusal for a folder, a pipe, a device, or a local file whose first bytes do not fit its format.
 
-    Raises UserError for a format whose packages are not installed, or whose records are the documents if a flag
-    separates those of text. Remote files are checked when they are read, because their first bytes cost a request.
+    Raises UserError if the format's packages are not installed, or a flag is for text.
     """
     path = source.path
     if source.folder:
@@ -304,6 +332,7 @@ def _check_source(source: Source, reading: Reading) -> None:
     if format != "text":
         reading.check_text_flags(path, f"the records of {format} are the documents")
     text.check_installed(format)
+    # The first bytes of a remote file cost a request, so they are checked when the file is read.
     if format in text.CHECKED and reading.input_format != "text" and not is_remote(path):
         text.checked_blocks(path, format)
 
@@ -311,7 +340,8 @@ def _check_source(source: Source, reading: Reading) -> None:
 def expand(pattern: str) -> list[Path]:
     """Expands comma-separated globs (`books/*.txt.xz,more/**/*.txt`) to local files, sorted.
 
-    Raises UserError if a pattern matches nothing, or a folder.
+    Raises:
+        UserError: A pattern matches nothing, a folder, or a file that is not on this machine.
     """
     paths = []
     for source in find_sources(pattern):
@@ -325,55 +355,16 @@ def expand(pattern: str) -> list[Path]:
 
 
 def documents(path: str | Path, on_read: OnRead = ignore_progress) -> Iterator[str]:
-    """Yields a file's documents. `on_read` gets the number of stored bytes read since its last call.
+    """Yields a file's documents.
 
-    Raises UserError at the first document that cannot be used.
+    Args:
+        on_read: Gets the number of stored bytes read since its last call.
+
+    Raises:
+        UserError: A document cannot be used.
     """
     for item in read(str(path), on_read=on_read):
         if isinstance(item, Refusal):
             raise item
         if isinstance(item, bytes):
             yield item.decode()
-
-
-# The options that every command with --input shares: how the text is read.
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadingOptions:
-    """How the files of --input become documents."""
-
-    input_format: str = option(
-        "auto",
-        f"format of every input file: {', '.join(FORMATS)}; or auto: by its name, and text by its content, too",
-        metavar="NAME",
-    )
-    text_field: str = option(
-        "text",
-        "field or column that holds the text, in JSONL, CSV, TSV, Parquet, Arrow and TFDS",
-        metavar="NAME",
-        aliases=["text"],
-    )
-    document: str = option(
-        "blank_line", "what separates the documents of text: blank_line, or file (each file is one document)"
-    )
-    document_separator: str = option(
-        "",
-        "the line that separates the documents of text, in place of blank lines, for example '<|endoftext|>' or ---; "
-        "default: a blank line",
-        metavar="LINE",
-        dashes=True,
-    )
-    on_error: str = option("fail", "for input that cannot be used: fail, or skip and count it")
-    workers: int = option(
-        0,
-        "number of processes; 0: one for each core (ray: of the cluster)",
-        metavar="N",
-        valid=Valid(lambda count: count >= 0, "0 or more (0: one for each core)"),
-    )
-
-    def reading(self, workers: int) -> Reading:
-        """Returns how so many processes read. Raises UserError for an unknown choice."""
-        return Reading(
-            self.text_field, self.document, self.on_error, self.input_format, self.document_separator, workers
-        )

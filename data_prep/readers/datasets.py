@@ -1,4 +1,4 @@
-"""Data sets as text: saved by Hugging Face's `datasets`, on its Hub, or prepared by TensorFlow Datasets."""
+"""Reads data sets saved by Hugging Face's `datasets`, on its Hub, or prepared by TensorFlow Datasets (TFDS)."""
 
 import json
 import re
@@ -12,19 +12,19 @@ from data_prep.readers import Items, Refusal, check
 from data_prep.readers import text as plain_text
 from data_prep.readers.text import damaged
 
-# Data sets that `save_to_disk` of `datasets` wrote: which Arrow files hold their rows.
+# Data sets that `datasets` wrote with `save_to_disk`:
 #
 # FOLDER/state.json          the names of the Arrow files in order, next to dataset_info.json
 # FOLDER/dataset_dict.json   the splits, which are folders with a state.json
-
 
 _SPLIT = "train"
 
 
 def arrow_files(folder: str) -> list[str] | None:
-    """Lists a saved data set's Arrow files, or those in a saved DatasetDict's split "train"; None for other folders.
+    """Lists a saved data set's Arrow files, or a saved DatasetDict's in the split "train"; None for other folders.
 
-    Raises UserError for a DatasetDict without that split, and for damaged or unsupported files.
+    Raises:
+        UserError: The DatasetDict has no such split, or a file is damaged or unsupported.
     """
     folder = folder.rstrip("/")
     if (state := _read_json(f"{folder}/state.json")) is not None:
@@ -55,18 +55,16 @@ def _read_json(path: str) -> dict[str, Any] | None:
         content = json.loads(b"".join(read_blocks(path)).decode())
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}). Save the data set again") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error}). Correct that") from None
+    except (ValueError, OSError) as error:
+        problem = "is not valid JSON" if isinstance(error, ValueError) else "cannot be read"
+        raise UserError(f"{path} {problem} ({error}). Correct that, or save the data set again") from None
     return content if isinstance(content, dict) else {}
 
 
-# Data sets of the Hugging Face Hub by their names: hf:ORG/NAME[:CONFIG[:SPLIT]].
+# Data sets of the Hugging Face Hub by name: hf:ORG/NAME[:CONFIG[:SPLIT]].
 #
-# The Hub keeps every data set that it can read as Parquet too, in the branch refs/convert/parquet, as
-# CONFIG/SPLIT/0000.parquet and so on; of a large one perhaps only the first part, in CONFIG/partial-SPLIT.
-
+# The Hub keeps data sets that it can read also as Parquet, in the branch refs/convert/parquet, as
+# CONFIG/SPLIT/0000.parquet and so on. Of a large one it may have only the first part, in CONFIG/partial-SPLIT.
 
 _ADDRESS = re.compile(r"hf:(?P<name>[^:/@]+/[^:/@]+)(?::(?P<config>[^:/]+))?(?::(?P<split>[^:/]+))?")
 
@@ -79,8 +77,9 @@ def is_name(address: str) -> bool:
 def parquet_pattern(address: str) -> str:
     """Returns the pattern for a split's Parquet files; the default split is "train".
 
-    Raises UserError for an invalid address, a data set that the Hub does not have as Parquet, and an unknown
-    configuration or split.
+    Raises:
+        UserError: The address is invalid, the Hub does not have the data set as Parquet, or the configuration or split
+            is unknown.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None:
@@ -114,12 +113,15 @@ def _folders(parent: str) -> list[str]:
 
 # Documents of prepared TFDS datasets: tfds:NAME[:SPLIT] (bert_jax/data/shards.py).
 
-
 TFDS_PREFIX = "tfds:"
 
 
 def size(address: str) -> int:
-    """Returns a split's stored bytes. Raises UserError if it is not prepared, or only for TensorFlow."""
+    """Returns a split's stored bytes.
+
+    Raises:
+        UserError: The split is not prepared, or only for TensorFlow.
+    """
     builder, split = open_tfds(address)
     return int(builder.info.splits[split].num_bytes)
 

@@ -1,4 +1,4 @@
-"""Documents in a column or field: CSV, TSV, JSON lines, Parquet and Arrow files."""
+"""Reads documents in a column or field of CSV, TSV, JSON lines, Parquet and Arrow files."""
 
 import contextlib
 import csv
@@ -17,8 +17,7 @@ from data_prep.readers import Item, Items, Refusal, check
 from data_prep.readers import text as plain_text
 from data_prep.readers.text import damaged, file_blocks, lines, refusals, too_long
 
-# Documents in a column of CSV, whose fields may be quoted (RFC 4180), and of TSV, whose fields are never quoted.
-
+# CSV, whose fields may be quoted (RFC 4180), and TSV, whose fields are never quoted.
 
 _ADVICE = {
     ",": 'Quote fields that hold commas, quotes or line ends, and double their quotes: "so ""quoted"""',
@@ -29,12 +28,19 @@ _ENCODING = "utf-8", "surrogateescape"
 
 
 def table_documents(path: str, column: str, delimiter: str, on_read: OnRead = ignore_progress) -> Items:
-    """Yields a table's documents: the rows' text in `column`, a name in the first line.
+    """Yields a table's documents: the rows' text in one column.
 
-    The delimiter is "," for CSV, a tab for TSV. Line ends may be LF or CRLF; those in quoted fields become LF. Blank
-    lines are skipped. Raises Refusal for a table without the column, and for a line or quoted field that is too long.
+    Line ends may be LF or CRLF; in quoted fields they become LF. Blank lines are skipped.
+
+    Args:
+        column: A name in the first line.
+        delimiter: "," for CSV, a tab for TSV.
+
+    Raises:
+        Refusal: The table lacks the column, or a line or quoted field is too long.
     """
-    rows = (_csv_rows if delimiter == "," else _tsv_rows)(path, on_read)
+    tsv_lines = ((number, line) for number, line in _lines(path, on_read) if line and not line.isspace())
+    rows = _csv_rows(path, on_read) if delimiter == "," else ((number, line.split("\t")) for number, line in tsv_lines)
     _, names = next(rows, (0, []))
     if isinstance(names, Refusal):
         raise names
@@ -61,12 +67,8 @@ def _lines(path: str, on_read: OnRead) -> Iterator[tuple[int, str]]:
         yield number, line.decode(*_ENCODING)
 
 
-def _tsv_rows(path: str, on_read: OnRead) -> Iterator[tuple[int, list[str] | Refusal]]:
-    return ((number, line.split("\t")) for number, line in _lines(path, on_read) if line and not line.isspace())
-
-
 def _csv_rows(path: str, on_read: OnRead) -> Iterator[tuple[int, list[str] | Refusal]]:
-    """Yields rows with their first line's number; a Refusal replaces a row that is not CSV."""
+    """Yields the numbers of rows' first lines and their fields, or a Refusal for a row that is not CSV."""
     csv.field_size_limit(plain_text.MAX_DOCUMENT_BYTES)
     reader = csv.reader((f"{line}\n" for _, line in _lines(path, on_read)), strict=True)
     while True:
@@ -85,24 +87,16 @@ def _csv_rows(path: str, on_read: OnRead) -> Iterator[tuple[int, list[str] | Ref
             yield number, fields
 
 
-# Documents in a field of records: JSON lines, and Parquet read in batches within bounded memory.
+# JSON lines, and Parquet read in batches within bounded memory.
 #
-# JSON lines are parsed one by one rather than by pyarrow's JSON reader, which needs the same types in every line and
-# gives up a whole block at the first bad one: here one bad line is one Refusal.
-
+# JSON lines are parsed one by one, so that one bad line is one Refusal. pyarrow's JSON reader needs the same types in
+# all lines, and gives up a whole block at the first bad one.
 
 _BATCH_ROWS = 64
 _PAGES_BYTES = 1 << 20  # read together from a column chunk
 _TEXT_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
 _ARRAY = re.compile(rb'\s*\[\s*(?:[{"]|$)')  # the first line of a JSON array of objects or texts
-_JSON_KINDS = {
-    type(None): "null",
-    int: "a number",
-    float: "a number",
-    bool: "a truth value",
-    list: "a list",
-    dict: "a JSON object",
-}
+_JSON_KINDS = {type(None): "null", bool: "a truth value", list: "a list", dict: "a JSON object"}  # others: numbers
 
 
 def jsonl_documents(path: str, field: str, on_read: OnRead = ignore_progress) -> Items:
@@ -145,7 +139,7 @@ def _json_document(line: bytes, field: str, place: str) -> Item:
         except UnicodeEncodeError:
             return Refusal("invalid_utf8", place, f"half of a surrogate pair in {field!r}", "Correct the line")
     if field in fields:
-        return _not_text(place, field, _JSON_KINDS[type(text)])
+        return _not_text(place, field, _JSON_KINDS.get(type(text), "a number"))
     listed = f"; its fields are {', '.join(fields)[:200]}" if fields else ""
     problem = f"expected a JSON object with text in {field!r}{listed}"
     return Refusal("no_text_field", place, problem, "Use another --text_field")
@@ -164,17 +158,16 @@ def parquet_documents(path: str, field: str, on_read: OnRead = ignore_progress) 
             for batch in table.iter_batches(_BATCH_ROWS, columns=[field]):
                 yield from _column_documents(batch.column(0), path, field, number)
                 number += batch.num_rows
+                # Only one column is read, so progress follows the rows and not the bytes.
                 on_read(stored * number // rows - stored * (number - batch.num_rows) // rows)
 
 
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[BinaryFile]:
-    """Opens a file for pyarrow at any position: Parquet is read from its end. Raises all errors as Refusal.
-
-    A compressed file is first decompressed into a temporary one.
-    """
+    """Opens a file for pyarrow, and raises all errors as Refusal."""
     with refusals(path):
         try:
+            # Parquet is read from its end, so a compressed file is first decompressed into a temporary one.
             if suffixes(path)[1]:
                 with tempfile.TemporaryFile() as unpacked:
                     unpacked.writelines(file_blocks(path))
@@ -184,14 +177,14 @@ def _open(path: str) -> Iterator[BinaryFile]:
                 with contextlib.closing(open_file(path)) as file:
                     yield file
         except (pa.ArrowException, UnicodeDecodeError, OSError, MemoryError) as error:
-            # Only errors of `open_file` have a number, not pyarrow's. A damaged length may ask for any memory.
+            # Errors of `open_file` have a number, pyarrow's have none. MemoryError: a damaged length asks for any size.
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise damaged(path, error) from None
 
 
 def _check_column(path: str, schema: pa.Schema, field: str) -> None:
-    """Raises Refusal unless a table has one column with this name, and text in it."""
+    """Raises Refusal unless a table has exactly one column with this name, and text in it."""
     if schema.names.count(field) > 1:
         problem = f"{schema.names.count(field)} columns are called {field!r}"
         raise Refusal("no_text_column", path, problem, "Rename them, use another --text_field")
@@ -205,10 +198,10 @@ def _check_column(path: str, schema: pa.Schema, field: str) -> None:
 
 
 def _column_documents(column: pa.Array, path: str, field: str, rows_before: int) -> Items:
-    """Yields the documents in a column, which follows `rows_before` rows."""
+    """Yields the documents in a column that follows `rows_before` rows."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    # Bytes, because `check` reports values that are not UTF-8.
+    # As bytes, because pyarrow raises for text that is not UTF-8, and `check` refuses just that value.
     for number, text in enumerate(column.cast(pa.large_binary()).to_pylist(), start=rows_before + 1):
         place = f"{path}, row {number}"
         if text is None:
@@ -222,8 +215,7 @@ def _not_text(place: str, field: str, value: str) -> Refusal:
     return Refusal("no_text_field", place, f"expected text in {field!r}, got {value}", advice)
 
 
-# Documents in a column of an Arrow file: the stream format, as in saved Hugging Face datasets, or the file format.
-
+# Arrow: the stream format, as in saved Hugging Face data sets, or the file format.
 
 # Both from the Arrow columnar format, "IPC Streaming Format" and "IPC File Format".
 _FILE_MAGIC = b"ARROW1\0\0"
@@ -231,15 +223,12 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def arrow_documents(path: str, field: str, on_read: OnRead = ignore_progress) -> Items:
-    """Yields an Arrow file's documents: the rows' text in column `field`.
-
-    Holds one record batch in memory.
-    """
+    """Yields an Arrow file's documents: the rows' text in column `field`. Memory holds one record batch."""
     with _open(path) as file:
         stored, reported, rows = file.seek(0, 2), 0, 0
         for batch in _batches(file, path, field):
-            # The format has no checksums: offsets and indices may point outside of the column. Text becomes bytes
-            # before the full check, because text that is not UTF-8 is no damage, but one refused document.
+            # The format has no checksums, so offsets and indices may point outside the column. Text becomes bytes
+            # before the full check, because text that is not UTF-8 is not damage, but one refused document.
             column = batch.column(0)
             column.validate()
             as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(column.type)
@@ -254,6 +243,7 @@ def arrow_documents(path: str, field: str, on_read: OnRead = ignore_progress) ->
 
 
 def _batches(file: BinaryFile, path: str, field: str) -> Iterator[pa.RecordBatch]:
+    # Three reads from the start: the format, then the schema, then the one column that is needed.
     file.seek(0)
     is_file = file.read(len(_FILE_MAGIC)) == _FILE_MAGIC
     open_arrow = pa.ipc.open_file if is_file else pa.ipc.open_stream

@@ -1,6 +1,4 @@
-"""Plain text, in reading order: any file's decompressed bytes, with all problems as Refusal; a file's format, by its
-name and first bytes; and the documents in text files.
-"""
+"""Reads plain text. In order: any file's decompressed bytes, recognition of formats, and documents in text files."""
 
 import contextlib
 import csv
@@ -18,10 +16,11 @@ from data_prep.readers import COMPRESSED, CONTROLS, Items, Refusal, check, looks
 
 
 def file_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]:
-    """Reads a file's bytes, decompressed, block by block; `on_read` gets the blocks' stored sizes.
+    """Reads a file's decompressed bytes, block by block; `on_read` gets the blocks' stored sizes.
 
-    Raises Refusal if the file does not exist, cannot be read or is damaged, but first yields everything before the
-    damage. Raises RunAgain if a store does not answer.
+    Raises:
+        Refusal: The file does not exist, cannot be read or is damaged. Everything before the damage is yielded first.
+        RunAgain: A store does not answer.
     """
     with refusals(path):
         yield from read_blocks(path, on_read)
@@ -29,7 +28,7 @@ def file_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]
 
 @contextlib.contextmanager
 def refusals(path: str) -> Iterator[None]:
-    """Turns a file's errors into Refusal, but into RunAgain if a store does not answer, which proves nothing."""
+    """Turns a file's errors into Refusal, or into RunAgain if a store does not answer: the file may be fine."""
     try:
         yield
     except FileNotFoundError:
@@ -55,12 +54,10 @@ def damaged(path: str, error: Exception) -> Refusal:
     return Refusal("damaged_file", path, problem, "Download or create it again")
 
 
-# Recognizes HTML and XML without a declaration: all of the text is inside elements, which are closed.
+# HTML and XML without a declaration: all text is inside elements, and they are closed.
 #
 # Tags alone prove nothing. Markdown and wikitext have HTML elements, chats begin with <nick>, and text for language
-# models has <s> and <unk>. They differ in text outside the elements, or in tags that nothing closes.
-
-
+# models has <s> and <unk>. But these have text outside the elements, or tags that nothing closes.
 # A page may begin with elements that identify it as one, whatever follows.
 _PAGE = re.compile(
     rb"<title>[^<]*</title>\s*<|<(script|style)\b[^<>]*>.*?</\1>|<(?:meta|link|base)\s[^<>]*=[^<>]*>", re.DOTALL
@@ -77,7 +74,7 @@ _TAG = re.compile(rb"<(/?)([a-z_][\w.:-]*)(?:\s[^<>]*?)?(/?)>")
 
 
 def _recognize_markup(text: bytes, cut: bool) -> str:
-    """Returns HTML, XML, or an empty string for other text. The text is in lower case; `cut`: it may end anywhere."""
+    """Returns HTML, XML, or "" for other text. The text is in lower case; if `cut`, it may end anywhere."""
     if not _START.match(text):
         return ""
     text = _NO_ELEMENT.sub(b"", text).strip()
@@ -94,13 +91,9 @@ def _recognize_markup(text: bytes, cut: bool) -> str:
 
 
 def _structure(text: bytes, cut: bool) -> tuple[bool, bool]:
-    """Returns whether all text is inside closed elements, and whether an element has another one inside.
-
-    In a cut text, the last element may lack its end if it has no own text, like a large file's root, or if the elements
-    before it have most of the text.
-    """
+    """Returns whether all text is inside closed elements, and whether an element contains another one."""
     open_names: list[bytes] = []
-    start = end = 0  # of the outermost element, and of the newest tag
+    start = end = 0  # where the outermost element begins, and where the newest tag ends
     is_nested = has_text = False  # has_text: the outermost element has text of its own
     for tag in _TAG.finditer(text):
         is_text = bool(text[end : tag.start()].strip())
@@ -110,7 +103,7 @@ def _structure(text: bytes, cut: bool) -> tuple[bool, bool]:
         end = tag.end()
         closes, name, is_empty = tag.groups()
         if closes and name in open_names:
-            # It also closes the elements inside that lack their end.
+            # It also closes inner elements that lack their end.
             depth = len(open_names) - 1 - open_names[::-1].index(name)
             is_nested |= depth > 0
             del open_names[depth:]
@@ -122,15 +115,14 @@ def _structure(text: bytes, cut: bool) -> tuple[bool, bool]:
             open_names.append(name)
     if not open_names:
         return not text[end:].strip(), is_nested
+    # In a cut text, the last element may lack its end if it has no text of its own, like a large file's root, or if
+    # the elements before it have most of the text.
     return cut and (not has_text or start > len(text) / 2), is_nested
 
 
-# The format of an input file: by --input_format, by its name, and for text also by its first bytes.
-#
-# A name with another format's suffix is refused. So is a file with any other name whose first bytes are recognized as
-# another format; other names do not matter (`wiki_00`, `corpus.en`, `part-00000`): their files are text. It is better
-# to miss a rare form of another format than to refuse text.
-
+# A file's format follows from --input_format or its name. Suffixes of unsupported formats are refused. Files with any
+# other name (`wiki_00`, `corpus.en`, `part-00000`) are text, unless their first bytes are recognized as another format.
+# It is better to miss a rare form of another format than to refuse text.
 
 FORMATS = ("text", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "mediawiki")
 CHOICES = ("auto", *FORMATS)
@@ -139,7 +131,7 @@ SUPPORTED = (
     "each also .bz2 .gz .xz .zst"
 )
 HEAD_BYTES = 1 << 16  # enough to recognize a format
-# Other formats are checked by their parsers. These would be read wrongly, or fail late.
+# Formats checked by their first bytes: these would be read wrongly, or fail late. Parsers check the others.
 CHECKED = {
     "text": "plain text",
     "warc": "WARC, whose first line is WARC/1.0 or 1.1",
@@ -153,7 +145,7 @@ _BY_SUFFIX = {f".{format}": format for format in ("jsonl", "csv", "tsv", "parque
     ".xml": "mediawiki",
 }
 _DUMP_PART = re.compile(r"\.xml-p\d+p\d+")  # enwiki-20240101-pages-articles1.xml-p1p41242.bz2
-# Suffixes that are also languages are not among them, as in corpus.pt and corpus.so: there the content decides.
+# Without suffixes that are also languages, as in corpus.pt and corpus.so: for them the content decides.
 _OTHER_SUFFIXES = re.compile(
     r"\.(?:"
     r"[dmsx]?html?|atom|rss|svg|xsd|xslt?|pdf|djvu|epub|mobi|doc[mx]?|od[pst]|pptx?|rtf|xls[mx]?|"
@@ -189,7 +181,7 @@ _MARKUP = [
     ("JSON", "jsonl", re.compile(rb'\[?\s*\{\s*"(?:[^"\\\n]|\\.)*"\s*:\s*["\d\[{tfn-]')),
     ("JSON", "", re.compile(rb'\[\s*"(?:[^"\\\n]|\\.)*"\s*(?:,\s*"|\]\s*\Z)')),
 ]
-_BINARY_BYTES, _BINARY_SHARE = 512, 0.05  # of random bytes, 11% are control characters; text has almost none
+_BINARY_BYTES, _BINARY_SHARE = 512, 0.05  # 11% of random bytes are control characters, and almost none in text
 _COLUMN_NAME = re.compile(r'"?[^\W\d](?:[\w ./%&#-]|\([^()",;\t]*\)){0,63}"?')
 _MOST_RAGGED = 0.1  # of a table's rows, or one of three or more
 _TABLES = [(",", "CSV", "csv"), ("\t", "TSV", "tsv"), (";", "CSV with semicolons", "")]
@@ -199,9 +191,10 @@ _EXTRAS = {"warc": (("fastwarc", "resiliparse"), "warc"), "mediawiki": (("mwpars
 
 
 def format_by_name(path: str, chosen: str = "auto") -> str:
-    """Returns a file's format, one of FORMATS: the chosen one, or with "auto" by its name.
+    """Returns a file's format, one of FORMATS: the chosen one, or if that is "auto", the one of its name.
 
-    Raises Refusal for the name of an unsupported format.
+    Raises:
+        Refusal: The name is that of an unsupported format.
     """
     if chosen != "auto":
         return chosen
@@ -215,7 +208,11 @@ def format_by_name(path: str, chosen: str = "auto") -> str:
 
 
 def check_installed(format: str) -> None:
-    """Raises UserError if packages for a format are missing."""
+    """Checks that a format's packages are installed.
+
+    Raises:
+        UserError: Some are missing.
+    """
     packages, extra = _EXTRAS.get(format, ((), ""))
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
@@ -223,13 +220,17 @@ def check_installed(format: str) -> None:
 
 
 def checked_blocks(path: str, format: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]:
-    """Reads a file as `file_blocks` does, but first checks that its first bytes fit its format, one of CHECKED.
+    """Reads a file as `file_blocks` does, after a check of its first bytes.
 
-    Raises Refusal if not. A Refusal from the first blocks, e.g. for damage, is left to the returned iterator.
+    Args:
+        format: One of CHECKED.
+
+    Raises:
+        Refusal: The first bytes do not fit the format.
     """
     blocks = file_blocks(path, on_read)
     head: list[bytes] = []
-    error: Refusal | None = None
+    error: Refusal | None = None  # for damage in the first blocks, left to the returned iterator
     try:
         while sum(map(len, head)) < HEAD_BYTES and (block := next(blocks, b"")):
             head.append(block)
@@ -258,7 +259,7 @@ def _other_format(
 
 
 def _recognize(head: bytes) -> tuple[str, str]:
-    """Returns the content's kind and the format to read it, if any; both are empty for text."""
+    """Returns the kind of content and the format that reads it, if any; both are empty for text."""
     head = head[:HEAD_BYTES]
     text, cut = head.removeprefix(BYTE_ORDER_MARK).lstrip(), len(head) == HEAD_BYTES
     lowered = text.lower()
@@ -278,10 +279,7 @@ def _recognize(head: bytes) -> tuple[str, str]:
 
 
 def _is_table(head: bytes, delimiter: str, cut: bool) -> bool:
-    """Whether text, which may be cut, is a header with column names and rows with as many fields.
-
-    A comma before a space is punctuation, except in quotes.
-    """
+    """Whether text, which may be cut, is a header with column names and then rows with as many fields."""
     lines = [f"{line}\n" for line in head.decode("utf-8", "replace").split("\n")]
     names = lines[0].strip().split(delimiter)
     if len(names) < 2 or len(set(names)) < len(names) or not all(map(_COLUMN_NAME.fullmatch, names)):
@@ -298,22 +296,22 @@ def _is_table(head: bytes, delimiter: str, cut: bool) -> bool:
     for row in csv.reader(following(), delimiter=delimiter, quotechar=quotes):
         written = "".join(row_lines)
         row_lines.clear()
+        # Outside quotes, a comma before a space is punctuation.
         is_prose = delimiter != "\t" and f"{delimiter} " in written and '"' not in written
         if row:
             are_ragged.append(len(row) != len(names) or is_prose)
-    if cut:
+    if cut:  # the last row may be incomplete
         are_ragged = are_ragged[:-1]
     most = max(1, _MOST_RAGGED * len(are_ragged)) if len(are_ragged) > 2 else 0
     return bool(are_ragged) and sum(are_ragged) <= most
 
 
-# Text files: documents separated by blank lines or by another line, or one document per file.
+# Documents in text files, separated by blank lines or by another line, or one per file.
 
-
-# A document is kept in memory, so one that never ends (a file without blank lines) is refused.
+# A document is held in memory, so one that never ends (a file without blank lines) is refused.
 MAX_DOCUMENT_BYTES = 1 << 26
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# The characters for which str.isspace() is true, in UTF-8.
+# The characters of str.isspace(), in UTF-8.
 _SPACE = rb"[\t-\r\x1c-\x1f ]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
 _BLANK = re.compile(rb"(?:" + _SPACE + rb")*+")
 
@@ -323,8 +321,8 @@ def lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
 
     None replaces a line with more than MAX_DOCUMENT_BYTES.
     """
-    begun: list[bytes] = []  # the pieces of a line whose end has not been read yet
-    size, mark = 0, BYTE_ORDER_MARK
+    begun: list[bytes] = []  # pieces of a line whose end has not been read yet
+    size, mark = 0, BYTE_ORDER_MARK  # `mark` becomes empty after the first line
     for block in blocks:
         first, *others = block.split(b"\n")
         if others:
@@ -337,7 +335,7 @@ def lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
         size += len(first)
         begun.append(first)
         if size > MAX_DOCUMENT_BYTES:
-            begun = []
+            begun = []  # frees the pieces; `size` still says that the line is too long
     if size > MAX_DOCUMENT_BYTES:
         yield None
     elif rest := b"".join(begun).removeprefix(mark):
@@ -354,13 +352,16 @@ def text_documents(
 ) -> Items:
     """Yields a text file's documents, one at a time, without the lines between them.
 
-    Lines lose their line end (LF or CRLF) and nothing else; lines with only white space count as blank. Memory holds
-    one document. Raises Refusal for a truncated file, also in place of its unfinished document, and for a file whose
-    first bytes belong to another format, unless any_content.
+    Lines lose their line end (LF or CRLF) and nothing else; lines of white space count as blank. Memory holds one
+    document.
 
     Args:
-        whole_file: makes the file one document.
-        separator: the line that separates documents, with any white space around it; "" for blank lines.
+        whole_file: Makes the file one document.
+        separator: The line that separates documents, with any white space around it; "" for blank lines.
+        any_content: Reads a file even if its first bytes belong to another format.
+
+    Raises:
+        Refusal: The file is truncated (its unfinished document is not yielded), or in another format.
     """
     blocks = file_blocks(path, on_read) if any_content else checked_blocks(path, "text", on_read)
     between = separator.strip().encode()
@@ -377,13 +378,13 @@ def text_documents(
 
 
 def _document(path: str, numbered: Iterator[tuple[int, bytes | None]]) -> Items:
-    """Yields the document in some lines, unless it is blank. Does not keep text that is too long."""
+    """Yields the document in some lines, unless it is blank."""
     text, first, is_long = bytearray(), 0, False
     for number, line in numbered:
         first = first or number
         if is_long or line is None or len(text) + len(line) > MAX_DOCUMENT_BYTES:
             is_long = True
-            text.clear()
+            text.clear()  # the remaining lines are read, but not kept
         else:
             text += line + b"\n"
     document = bytes(text).strip(b"\n")
@@ -395,7 +396,7 @@ def _document(path: str, numbered: Iterator[tuple[int, bytes | None]]) -> Items:
 
 
 def too_long(place: str, in_lines: bool = False) -> Refusal:
-    """Refuses a long document; in_lines: in a file in which lines separate documents."""
+    """Refuses a long document; in_lines: lines separate the file's documents."""
     advice = "Divide it into several"
     if in_lines:
         advice = "Separate the documents of the file by blank lines, or name the line that does (--document_separator)"

@@ -1,4 +1,4 @@
-"""Documents in web archives (ISO 28500): the main text of pages in WARC, and the text in WET."""
+"""Reads web archives (ISO 28500): the main text of pages in WARC, and the text in WET."""
 
 import contextlib
 import re
@@ -31,8 +31,11 @@ _NO_END_TAG = frozenset(
 def archive_documents(path: str, on_read: OnRead = ignore_progress) -> Items:
     """Yields the documents in a WARC or WET file: the pages in its response, resource and conversion records.
 
-    A page is HTML or plain text, and a response only with status 200; other such records are omitted. Other record
-    types (requests, metadata, revisits) are not documents. Raises Refusal for a file that is not WARC, and at damage.
+    A page is HTML or plain text, and a response must have status 200; other such records are omitted. Other record
+    types (requests, metadata, revisits) are not documents.
+
+    Raises:
+        Refusal: The file is not WARC, or is damaged.
     """
     from fastwarc.warc import ArchiveIterator
 
@@ -82,7 +85,7 @@ class _Stream:
 
 
 def _item(record: Any, path: str, place: str) -> Item | None:
-    """Returns a record's document; None if its type has none. Raises Refusal if the file ends inside the record."""
+    """Returns a record's document; None if its type has none. Raises Refusal if the file ends in the record."""
     from fastwarc.warc import WarcRecord, WarcRecordType
 
     length = record.content_length
@@ -126,7 +129,7 @@ def _read(record: Any) -> bytes:
 def _page(body: bytes, content_type: str, charset: str | None, place: str) -> Item:
     """Returns a page's document.
 
-    The character set is from the HTTP header, "" if it names none, None without a header: text is then UTF-8.
+    `charset` is from the HTTP header: "" if it names none, and None if there is no header and text is UTF-8.
     """
     from resiliparse.extract.html2text import extract_plain_text
 
@@ -141,13 +144,13 @@ def _page(body: bytes, content_type: str, charset: str | None, place: str) -> It
     html = _decoded(body, charset or "", is_html=True)
     if _is_too_deep(html):
         return Refusal("bad_page", place, f"HTML that is nested deeper than {_DEEPEST}", "Remove the record")
-    # The main content has no menus, forms, readers' comments and the like.
+    # The main content is the page without menus, forms, readers' comments and the like.
     main = extract_plain_text(html, main_content=True, alt_texts=False, list_bullets=False, comments=False)
     return check(main.encode("utf-8", "replace").strip(), place)
 
 
 def _decoded(body: bytes, charset: str, is_html: bool) -> str:
-    """Decodes a page in its HTTP header's character set, or else in the one that it names or looks like."""
+    """Decodes a page in the HTTP header's character set, or else in the one that it names or looks like."""
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding
 
     if charset:

@@ -1,4 +1,4 @@
-"""Documents in MediaWiki's XML dumps: the articles as a reader sees them, without their markup."""
+"""Reads articles in MediaWiki's XML dumps, as people see them, without markup."""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -11,11 +11,10 @@ from data_prep import processes
 from data_prep.readers import Item, Items, Omission, Refusal, check, text
 from data_prep.readers.text import checked_blocks, damaged
 
-# The text of pages in MediaWiki's markup, as a reader sees it, without templates, tables and references.
+# MediaWiki's markup as text, without templates, tables and references.
 #
 # mwparserfromhell parses the markup; this module decides which parts are text. Templates are programs in other pages of
-# the wiki, so their output (unit conversions, phrases in other languages) is left out with them.
-
+# the wiki, so their output (unit conversions, phrases in other languages) is lost with them.
 
 _HIDDEN_NAMESPACES = frozenset(("file", "image", "media", "category"))
 # The file types that Commons accepts, apart from data and 3D files. The namespace before such a file may be an alias,
@@ -43,7 +42,7 @@ _VARIANT = rf"(?:[^;:=]*+=>\s*+)?(?:{_CONVERTED}|ike)(?:-[a-z]+)*+\s*+:"
 _FIRST_VARIANT = re.compile(rf"\s*+{_VARIANT}(.*?)(?:;\s*+(?:(?={_VARIANT})|\Z)|\Z)", re.DOTALL)
 _LINK = re.compile(r"\[\[:?+(?:[^\[\]|\n]*+\|)?+([^\[\]|\n]*+)\]\]")
 # What templates leave behind: "Paris ( ; ) is", "Paris (, French) is", "born on , in".
-# Not those of main() or x[]. Possessive, and begun only where white space does, so that the work is linear.
+# But main() and x[] stay. Possessive, and tried only at the first of several spaces, so that the work is linear.
 _EMPTY_BRACKETS = re.compile(r"(?<!\s)\s++(?:\([,;:\s]*+\)|\[\s*+\])")
 _EMPTY_FIRST = re.compile(r"\(\s*[,;]\s*")
 _SPACES = re.compile(r"[^\S\n]+")
@@ -51,11 +50,11 @@ _BLANK_LINES = re.compile(r"\n{3,}")
 
 
 class WikitextReader:
-    """Turns markup into text, with the namespaces of one wiki.
+    """Turns one wiki's markup into text.
 
     Args:
-        hidden_namespaces: lower-case names whose links are not text, in addition to the English ones.
-        language: a code such as zh, whose text MediaWiki converts between scripts.
+        hidden_namespaces: Lower-case names whose links are not text, in addition to the English ones.
+        language: A code such as zh. MediaWiki converts text between scripts in some languages.
     """
 
     def __init__(self, hidden_namespaces: frozenset[str] = frozenset(), language: str = "") -> None:
@@ -63,18 +62,18 @@ class WikitextReader:
         self._is_converted = language in _CONVERTED.split("|")
 
     def text(self, markup: str, place: str) -> str | Refusal:
-        """Returns a page's text: paragraphs, headings and list items, each on a line; a Refusal names `place`."""
+        """Returns a page's text, with a line per paragraph, heading and list item; a Refusal names `place`."""
         import mwparserfromhell
         from mwparserfromhell.parser import ParserError
 
         try:
-            # Quotes are removed below: the parser gives up on those that do not match.
+            # Quotes for bold and italic are removed below, because the parser gives up on unmatched ones.
             text = self._rendered(mwparserfromhell.parse(markup, skip_style_tags=True).nodes)
         except (ParserError, RecursionError) as error:
             problem = f"markup that mwparserfromhell cannot parse ({type(error).__name__})"
             return Refusal("bad_page", place, problem, "Remove the page")
         if self._is_converted:
-            # The parser takes no link whose target has braces.
+            # The parser leaves links whose target has braces; after the conversion they can be resolved.
             text = _LINK.sub(r"\1", _first_variants(text))
         text = _SWITCH.sub("", _QUOTES.sub("", text))
         text = _EMPTY_FIRST.sub("(", _EMPTY_BRACKETS.sub("", text))
@@ -112,10 +111,8 @@ class WikitextReader:
 
 
 def _first_variants(text: str) -> str:
-    """Keeps the first variant of text in several, -{zh-hans:...;zh-hant:...}-, in linear time.
-
-    https://www.mediawiki.org/wiki/Writing_systems/Syntax describes the markup.
-    """
+    """Keeps the first variant in -{zh-hans:...;zh-hant:...}- (https://www.mediawiki.org/wiki/Writing_systems/Syntax)."""
+    # A stack instead of nested regular expressions, so that the time is linear.
     outer: list[list[str]] = []  # the text before each open -{
     parts: list[str] = []
     for piece in _CONVERSION.split(text):
@@ -140,16 +137,13 @@ def _first_variant(content: str) -> str:
     return variant[1].strip() if variant else content
 
 
-# Documents of MediaWiki's XML dumps, such as Wikipedia's: the articles, without their markup.
-#
-# https://www.mediawiki.org/xml/export-0.11.xsd describes the format. A multistream dump is one XML document in several
-# .bz2 streams. In paths, {*} stands for the namespace of the XML, which differs between versions of the format.
-
+# XML dumps (https://www.mediawiki.org/xml/export-0.11.xsd). A multistream dump is one XML document in several .bz2
+# streams. In paths, {*} stands for the XML namespace, which differs between versions of the format.
 
 # Wiki namespaces whose links are not text: media, files and categories.
 _HIDDEN = ("-2", "6", "14")
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
-# A worker's batch: markup for a fifth of a second, or so many pages, most of which are not articles.
+# A worker's batch: markup for about a fifth of a second, or this many pages if most are not articles.
 BATCH_CHARACTERS, BATCH_PAGES = 1 << 18, 1000
 
 
@@ -164,11 +158,16 @@ _Batch = tuple[WikitextReader, list[_Article | Item]]  # some pages, in the orde
 
 
 def article_documents(path: str, on_read: OnRead = ignore_progress, workers: int = 1) -> Items:
-    """Yields a dump's documents: the newest text of each article (a page in namespace 0 that is no redirect).
+    """Yields a dump's documents: the newest text of articles (pages in namespace 0 that are no redirect).
 
-    Omits other pages, and pages that are not wikitext. This process parses the XML, and `workers` others, if more than
-    one, remove the markup; the documents and their order stay the same. Raises Refusal for XML that is no dump; for a
-    damaged dump, yields it at the end.
+    Omits other pages, and pages that are not wikitext. If a dump is damaged, yields a Refusal at the end.
+
+    Args:
+        workers: If more than one, processes that remove the markup, while this one parses the XML. Documents and their
+            order stay the same.
+
+    Raises:
+        Refusal: The XML is not a dump.
     """
     blocks = checked_blocks(path, "mediawiki", on_read)
     for items in processes.map_in_order(_items, _batches(path, blocks), workers):
@@ -176,7 +175,7 @@ def article_documents(path: str, on_read: OnRead = ignore_progress, workers: int
 
 
 def _batches(path: str, blocks: Iterator[bytes]) -> Iterator[_Batch]:
-    """Yields a dump's pages, and at the end a Refusal for its damage, if any."""
+    """Yields a dump's pages, and at the end a Refusal if it is damaged."""
     language, hidden = "", frozenset[str]()
     pages: list[_Article | Item] = []
     size = 0
@@ -186,6 +185,7 @@ def _batches(path: str, blocks: Iterator[bytes]) -> Iterator[_Batch]:
             if name == "page":
                 pages.append(_page(element, path))
                 size += len(pages[-1].markup) if isinstance(pages[-1], _Article) else 0
+            # The language and namespaces come before the pages, and a batch has one reader for them all.
             is_full = size >= BATCH_CHARACTERS or len(pages) >= BATCH_PAGES
             if pages and (is_full or name != "page"):
                 yield WikitextReader(hidden, language), pages
@@ -204,7 +204,7 @@ def _batches(path: str, blocks: Iterator[bytes]) -> Iterator[_Batch]:
 
 
 def _elements(blocks: Iterator[bytes]) -> Iterator[Element]:
-    """Yields the root when it begins, then its children, pages with their last revision only; drops them afterwards."""
+    """Yields the root when it begins, then its children, which it drops afterwards. Pages keep one revision."""
     parser: Any = ElementTree.XMLPullParser(("start", "end"))
     path: list[Element] = []  # from the root to the element that has begun last
     is_empty = True
@@ -222,7 +222,7 @@ def _elements(blocks: Iterator[bytes]) -> Iterator[Element]:
                 continue
             path.pop()
             if len(path) == 2 and _name(element) == "revision":
-                # A block may hold newer revisions too, which are in the page already.
+                # Drops older revisions to save memory. A block may hold newer ones, which are in the page already.
                 revisions = path[1].findall("{*}revision")
                 for older in revisions[: revisions.index(element)]:
                     path[1].remove(older)

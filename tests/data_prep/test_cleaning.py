@@ -1,6 +1,7 @@
-"""The rules of bert-jax clean, near-duplicates, and jobs: each document is kept or counted, also after a crash."""
+"""The rules of bert-jax clean, near-duplicates, jobs (also after a crash), and its counts in the manifest of shards."""
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import os
@@ -10,15 +11,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from building import contents
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.commands import clean as commands_clean
+from bert_jax.commands import inspect_shards
 from bert_jax.commands.clean import CleanOptions, clean
+from bert_jax.data.manifest import read_manifest
 from bert_jax.errors import UserError
+from data_prep.build import build
+from data_prep.build_options import BuildOptions
 from data_prep.cleaning import job as command
 from data_prep.cleaning import rules, unit
 from data_prep.cleaning.unit import BANDS, ROWS, Index, bands, minhash, shingles
+from data_prep.merge import merge
 from data_prep.readers import corpus as readers
 
 SENTENCES = [
@@ -311,12 +318,12 @@ def test_the_documents_are_the_same_with_any_number_of_workers_and_after_a_crash
         commands_clean, "clean_unit", lambda *arguments: next(count) is None or unit.clean_unit(*arguments)
     )
     clean(CleanOptions(corpus, tmp_path / "three", workers=1, **options))
-    contents = [
+    written = [
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir() if path.suffix in (".zst", ".npy")}
         for name in ("one", "two", "three")
     ]
-    assert contents[0] == contents[1] == contents[2] and len(contents[0]) > 4
-    assert next(count) == len(contents[0]) - 1 - len(done)  # what was finished is not done again
+    assert written[0] == written[1] == written[2] and len(written[0]) > 4
+    assert next(count) == len(written[0]) - 1 - len(done)  # what was finished is not done again
 
 
 def test_only_texts_in_the_chosen_languages_stay(tmp_path):
@@ -376,7 +383,7 @@ def test_documents_without_words_are_near_duplicates_only_of_equal_ones(tmp_path
     [
         (lambda content: content[:100], "signatures.npy is damaged"),
         (lambda content: b"", "signatures.npy is damaged"),
-        (lambda content: content.replace(b"<u8", b"<i8"), "signatures.npy has int64"),
+        (lambda content: content.replace(b"<u8", b"<i8"), "signatures.npy is damaged .expected uint64"),
     ],
 )
 def test_damaged_signatures_are_refused_before_anything_is_cleaned(corpus, tmp_path, damage, message):
@@ -432,3 +439,78 @@ def test_a_file_whose_name_is_not_utf_8_is_cleaned(tmp_path):
         file.write(prose(1).encode())
     clean(CleanOptions(os.fsdecode(path), tmp_path / "clean", workers=1))
     assert json.loads((tmp_path / "clean" / "report.json").read_text())["settings"]["input"] == os.fsdecode(path)
+
+
+@pytest.fixture(scope="module")
+def cleaned(sample_text, tmp_path_factory) -> Path:
+    """Two outputs of bert-jax clean, of four files and of one."""
+    folder = tmp_path_factory.mktemp("cleaned")
+    documents = list(readers.documents(sample_text))
+    (folder / "many.txt").write_text("\n\n".join([*documents, "Too short.", "Also short.", documents[0]]))
+    (folder / "few.txt").write_text("\n\n".join([*(text[::-1] for text in documents[:4]), documents[0]]))
+    size = sum(map(len, documents))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commands_clean, "UNIT_MB", size / 4e6)
+        clean(CleanOptions(folder / "many.txt", folder / "many", rules="gopher", duplicate_lines=True, workers=1))
+    clean(CleanOptions(folder / "few.txt", folder / "few", workers=1))
+    assert len(list((folder / "many").glob("part-*"))) > 2
+    return folder
+
+
+def stated(folder: Path) -> dict:
+    """What the manifest should hold of a report, from the report."""
+    content = (folder / "report.json").read_bytes()
+    report = json.loads(content)
+    counts = {name: report[name] for name in ("documents", "bytes", "dropped", "removed_lines", "refused")}
+    return {"report": f"{folder}/report.json", "sha256": hashlib.sha256(content).hexdigest(), **counts}
+
+
+def build_options(text: str, vocab: Path, output: Path, part: str = "") -> BuildOptions:
+    return BuildOptions(text, vocab, output, 64, objective="single", part=part, workers=1)
+
+
+def test_the_manifest_and_the_page_state_what_cleaning_dropped(cleaned, vocab_dir, tmp_path, capsys):
+    manifest = build(build_options(f"{cleaned}/*/*.zst", vocab_dir, tmp_path / "out"))
+    assert manifest["cleaning"] == [stated(cleaned / "few"), stated(cleaned / "many")]
+    many = manifest["cleaning"][1]
+    assert many["dropped"]["duplicate"] == 1 and many["dropped"]["gopher_length"] >= 2
+    kept = sum(report["documents"]["kept"] for report in manifest["cleaning"])
+    assert kept == manifest["counts"]["documents"]
+    inspect_shards.main([str(tmp_path / "out"), "--verify", "--html", str(tmp_path / "page.html")])
+    for told in (capsys.readouterr().out, (tmp_path / "page.html").read_text()):
+        assert "dropped: gopher_length" in told and "By bert-jax clean, as in" in told
+    damaged = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    damaged["cleaning"][0]["documents"] = {"read": 3}
+    (tmp_path / "out" / "manifest.json").write_text(json.dumps(damaged))
+    with pytest.raises(UserError, match=r"cleaning\[0\]\.documents\.kept is missing"):
+        read_manifest(tmp_path / "out")
+
+
+def test_a_report_that_several_parts_have_is_merged_once(cleaned, vocab_dir, tmp_path):
+    text = f"{cleaned}/many/*.zst"
+    whole = build(build_options(text, vocab_dir, tmp_path / "whole", "all/2"))
+    for number in range(2):
+        assert (
+            build(build_options(text, vocab_dir, tmp_path / f"{number}", f"{number}/2"))["cleaning"]
+            == whole["cleaning"]
+        )
+    merged = merge([tmp_path / "1", tmp_path / "0"], tmp_path / "merged")
+    assert merged["cleaning"] == whole["cleaning"] == [stated(cleaned / "many")]
+    assert contents(tmp_path / "merged") == contents(tmp_path / "whole")
+    build(build_options(f"{cleaned}/few/*.zst", vocab_dir, tmp_path / "more", "+2"))
+    both = merge([tmp_path / "more", tmp_path / "whole"], tmp_path / "both")
+    assert both["cleaning"] == [stated(cleaned / "many"), stated(cleaned / "few")]
+
+
+@pytest.mark.parametrize("report", [None, "no JSON", "[]", '{"documents": {"read": 1}}'])
+def test_text_without_a_report_of_cleaning_has_no_lineage(cleaned, vocab_dir, tmp_path, report):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "part-00000.jsonl.zst").write_bytes((cleaned / "few" / "part-00000.jsonl.zst").read_bytes())
+    if report is not None:
+        (tmp_path / "text" / "report.json").write_text(report)
+    assert "cleaning" not in build(build_options(f"{tmp_path}/text/*.zst", vocab_dir, tmp_path / "out"))
+    # A file that cleaning did not write is none of its text, though the report is next to it.
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "report.json").write_bytes((cleaned / "few" / "report.json").read_bytes())
+    (tmp_path / "other" / "notes.txt").write_text("One text. It is short.\n\nAnother one.")
+    assert "cleaning" not in build(build_options(f"{tmp_path}/other/*.txt", vocab_dir, tmp_path / "notes"))

@@ -29,7 +29,7 @@ from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.inspection import verify
 from data_prep.readers.corpus import Corpus, Reading, find_sources
-from data_prep.units import Seen, UnitSplitter, UnusableCorpus
+from data_prep.units import Seen, UnitSplitter, UnusableCorpus, summarise
 
 TEXTS = ["One.\nTwo.", "¿Qué? Sí.", "三。四。", "a\r\nb \u2028 c"]
 
@@ -189,31 +189,30 @@ def test_corpus_of_refused_documents_alone_is_an_error(tmp_path, vocab_dir):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_failed_job_resumes_with_on_error_skip(tmp_path, sample_text, vocab_dir):
-    text = sample_text.read_bytes()
-    (tmp_path / "a.txt").write_bytes(text + b"\n\nbad \xff")
-    arguments = {"input": tmp_path / "a.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1, "unit_mb": 0.01}
+@pytest.fixture
+def failed(tmp_path, sample_text, vocab_dir) -> dict:
+    """Arguments of a job that has failed at its last document, after several units."""
+    (tmp_path / "a.txt").write_bytes(sample_text.read_bytes() + b"\n\nbad \xff")
+    arguments = {"input": f"{tmp_path}/**/*.txt", "tokenizer": vocab_dir, "output": tmp_path / "out", "seq_len": 64}
+    arguments |= {"workers": 1, "unit_mb": 0.01}
     with pytest.raises(UserError, match="not UTF-8"):
-        build(BuildOptions(**arguments, output=tmp_path / "out"))
+        build(BuildOptions(**arguments))
+    return arguments
+
+
+def test_a_failed_job_resumes_with_on_error_skip(tmp_path, failed):
     finished = sorted((tmp_path / "out.incomplete" / "job" / "units").glob("*.json"))
     assert len(finished) >= 2
     shard = tmp_path / "out.incomplete" / json.loads(finished[0].read_text())["shards"][0]["name"]
     written = shard.stat().st_mtime_ns
-    manifest = build(BuildOptions(**arguments, output=tmp_path / "out", on_error="skip"))
-    assert (tmp_path / "out" / shard.relative_to(tmp_path / "out.incomplete")).stat().st_mtime_ns == written
-    assert manifest == build(BuildOptions(**arguments, output=tmp_path / "fresh", on_error="skip"))
-    assert manifest["counts"]["skipped"] == {"invalid_utf8": 1}
-
-
-def test_a_job_inside_its_input_does_not_read_its_own_files(tmp_path, sample_text, vocab_dir):
-    """When the job resumes, the pattern also matches the tokenizer's files in out.incomplete."""
-    (tmp_path / "a.txt").write_bytes(sample_text.read_bytes() + b"\n\nbad \xff")
-    arguments = {"input": f"{tmp_path}/**/*.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1, "unit_mb": 0.01}
-    with pytest.raises(UserError, match="not UTF-8"):
-        build(BuildOptions(**arguments, output=tmp_path / "out"))
+    # The pattern now also matches the tokenizer's files in out.incomplete, which are not read.
     assert (tmp_path / "out.incomplete" / "tokenizer" / "vocab.txt").exists()
-    manifest = build(BuildOptions(**arguments, output=tmp_path / "out", on_error="skip"))
+    manifest = build(BuildOptions(**failed, on_error="skip"))
     assert [source["path"] for source in manifest["sources"]] == [str(tmp_path / "a.txt")]
+    assert (tmp_path / "out" / shard.relative_to(tmp_path / "out.incomplete")).stat().st_mtime_ns == written
+    fresh = failed | {"input": tmp_path / "a.txt", "output": tmp_path / "fresh"}
+    assert manifest == build(BuildOptions(**fresh, on_error="skip"))
+    assert manifest["counts"]["skipped"] == {"invalid_utf8": 1}
 
 
 def test_a_finished_output_among_the_input_is_refused(tmp_path, sample_text, vocab_dir):
@@ -226,15 +225,11 @@ def test_a_finished_output_among_the_input_is_refused(tmp_path, sample_text, voc
     assert [source.path for source in find_sources(f"{tmp_path}/out/*.txt")] == [f"{tmp_path}/out/note.txt"]
 
 
-def test_a_job_does_not_resume_with_another_rule_for_sentences(tmp_path, sample_text, vocab_dir):
-    (tmp_path / "a.txt").write_bytes(sample_text.read_bytes() + b"\n\nbad \xff")
-    arguments = {"input": tmp_path / "a.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1, "unit_mb": 0.01}
-    with pytest.raises(UserError, match="not UTF-8"):
-        build(BuildOptions(**arguments, output=tmp_path / "out"))
-    kept = tmp_path / "out.incomplete" / "job" / "arguments.json"
-    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"sentence_rule": 1}))
+def test_a_job_does_not_resume_with_another_rule_for_sentences(tmp_path, failed):
+    stored = tmp_path / "out.incomplete" / "job" / "arguments.json"
+    stored.write_text(json.dumps(json.loads(stored.read_text()) | {"sentence_rule": 1}))
     with pytest.raises(UserError, match=r"started with other arguments \(sentence_rule 1, now \d+\)"):
-        build(BuildOptions(**arguments, output=tmp_path / "out", on_error="skip"))
+        build(BuildOptions(**failed, on_error="skip"))
 
 
 def test_a_word_longer_than_any_vocabulary_allows_is_used(tmp_path, sample_text, vocab_dir):
@@ -476,3 +471,22 @@ def test_a_part_that_is_too_small_in_one_pass_does_not_grow_by_copies(eval_fract
 def test_copies_of_one_document_are_too_few():
     with pytest.raises(UnusableCorpus, match="--input holds one document"):
         list(UnitSplitter(10**9, 0.1, 2).split(["a", None, "a"]))
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=300), st.sampled_from([100, 101, 128, 512]))
+def test_statistics_are_those_of_the_lengths_one_by_one(lengths: list[int], seq_len: int) -> None:
+    told = summarise(np.bincount(lengths, minlength=seq_len + 1))
+    assert (told["min"], told["max"]) == (min(lengths), max(lengths))
+    assert abs(told["mean"] - np.mean(lengths)) < 1e-3
+    for name, share in (("median", 0.5), ("p95", 0.95)):
+        assert told[name] == np.quantile(lengths, share, method="inverted_cdf")
+    uppers = [upper for upper, _ in told["histogram"]]
+    assert len(uppers) <= 32 and uppers[-1] == seq_len and uppers == sorted(set(uppers))
+    lower = 0
+    for upper, count in told["histogram"]:
+        assert count == sum(lower < length <= upper for length in lengths)
+        lower = upper
+
+
+def test_no_sequence_has_no_length() -> None:
+    assert summarise(np.zeros(9, np.int64))["histogram"] == []

@@ -91,10 +91,16 @@ def test_a_value_may_begin_with_dashes():
     assert run.returncode == 2 and "--document_separator: expected one argument" in run.stderr
 
 
+FILE = {"document": "file", "document_separator": ""}
+
+
 @pytest.mark.parametrize(
     ("name", "reading", "message"),
     [
         ("a.jsonl", {}, r"a\.jsonl: the records of jsonl are the documents, and --document_separator is for text"),
+        ("a.jsonl", FILE, r"a\.jsonl: the records of jsonl are the documents, and --document file is for text. Leave"),
+        ("a.tsv", FILE, "the records of tsv are the documents"),
+        ("a.txt", FILE | {"input_format": "csv"}, "csv: its records are the documents, and --document file is for"),
         ("a.parquet", {"on_error": "skip"}, "the records of parquet are the documents"),
         ("a.xml-p1p2.bz2", {}, "the records of mediawiki are the documents"),
         ("a.txt", {"input_format": "warc"}, "--input_format warc: its records are the documents"),
@@ -103,7 +109,7 @@ def test_a_value_may_begin_with_dashes():
         ("a.txt", {"document_separator": "a\nb"}, r"'a\\nb': give one line"),
     ],
 )
-def test_a_separator_that_separates_nothing_is_refused(tmp_path, name, reading, message):
+def test_flags_that_separate_nothing_are_refused(tmp_path, name, reading, message):
     (tmp_path / name).write_text("text\n")
     with pytest.raises(UserError, match=message) as caught:
         Corpus(find_sources(str(tmp_path / name)), Reading(**{"document_separator": "---"} | reading))

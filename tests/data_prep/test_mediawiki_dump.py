@@ -282,7 +282,7 @@ def test_examples_are_built_from_a_dump(tmp_path, sample_text, vocab_dir):
     (tmp_path / "a.xml.gz").write_bytes(gzip.compress((head() + pages + END).encode()))
     manifest = build(BuildOptions(tmp_path / "a.xml.gz", vocab_dir, tmp_path / "out", 64, workers=2))
     assert manifest["counts"]["used"] == manifest["counts"]["documents"] == len(documents)
-    with pytest.raises(UserError, match="unknown --input_format xml; choose from auto, text, jsonl, csv"):
+    with pytest.raises(UserError, match="unknown --input_format 'xml'; choose from auto, text, jsonl, csv"):
         Reading(input_format="xml")
 
 

@@ -83,26 +83,34 @@ def test_parts_print_what_one_job_prints(vocab_dir, tmp_path, capsys, separator)
     assert all(part in line for part, line in zip(wanted, told[0], strict=True))
 
 
+@pytest.fixture
+def building(monkeypatch):
+    """Makes a job fail at the part after `parts` ones, and returns the list of the parts that are built."""
+    original, built = build_parts.build_part, []
+
+    def start(parts: int) -> list[str]:
+        def build_part(part: BuildOptions) -> int:
+            if len(built) == parts:
+                raise UserError("the disk is full")
+            built.append(part.part)
+            return original(part)
+
+        monkeypatch.setattr(build_parts, "build_part", build_part)
+        return built
+
+    return start
+
+
 @pytest.mark.slow
-def test_all_parts_run_side_by_side_and_are_resumed(text, vocab_dir, tmp_path, monkeypatch):
+def test_all_parts_run_side_by_side_and_are_resumed(text, vocab_dir, tmp_path, building):
     whole = build(options(text, vocab_dir, tmp_path / "whole", "all/4"))
     assert build(options(text, vocab_dir, tmp_path / "two", "all/4", workers=2)) == whole
     assert contents(tmp_path / "two") == contents(tmp_path / "whole")
-    built = []
-
-    def failing(part):
-        if len(built) == 2:
-            raise UserError("the disk is full")
-        built.append(part.part)
-        return original(part)
-
-    original = build_parts.build_part
-    with monkeypatch.context() as patch:
-        patch.setattr(build_parts, "build_part", failing)
-        with pytest.raises(UserError, match="the disk is full"):
-            build(options(text, vocab_dir, tmp_path / "three", "all/4"))
+    building(2)
+    with pytest.raises(UserError, match="the disk is full"):
+        build(options(text, vocab_dir, tmp_path / "three", "all/4"))
     assert not (tmp_path / "three").exists() and len(list((tmp_path / "three.parts").glob("*-of-4"))) == 2
-    monkeypatch.setattr(build_parts, "build_part", lambda part: (built.append(part.part), original(part))[1])
+    built = building(5)
     build(options(text, vocab_dir, tmp_path / "three", "all/4"))
     assert built == ["0/4", "1/4", "2/4", "3/4"] and not (tmp_path / "three.parts").exists()
     assert contents(tmp_path / "three") == contents(tmp_path / "whole")
@@ -216,17 +224,8 @@ def test_machines_with_equal_hashes_of_the_files_divide_them_alike():
     assert sum(map(len, same_names[1])) == 3 == sum(map(len, divided("/data/x/1", "gs://bucket/1", "text/2")[1]))
 
 
-def test_finished_parts_are_not_merged_with_other_arguments(text, vocab_dir, tmp_path, monkeypatch):
-    built = []
-
-    def failing(part):
-        if built:
-            raise UserError("the disk is full")
-        built.append(part.part)
-        return original(part)
-
-    original = build_parts.build_part
-    monkeypatch.setattr(build_parts, "build_part", failing)
+def test_finished_parts_are_not_merged_with_other_arguments(text, vocab_dir, tmp_path, building):
+    building(1)
     with pytest.raises(UserError, match="the disk is full"):
         build(options(text, vocab_dir, tmp_path / "out", "all/2"))
     for changes, what in (

@@ -24,7 +24,7 @@ from streamed_outputs import interrupted
 from bert_jax.errors import RunAgain, UserError
 from bert_jax.storage import files, remote
 from data_prep.readers import Refusal, check, text
-from data_prep.readers.corpus import Corpus, Reading, Source, documents, expand, find_sources, read
+from data_prep.readers.corpus import Corpus, Reading, Source, documents, expand, read
 
 TEXT = "one\ntwo\n\n \t\nthrée\n\n\nfour"
 DOCUMENTS = ["one\ntwo", "thrée", "four"]
@@ -119,24 +119,6 @@ def test_a_file_is_one_document_with_document_file(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo\r\n")
     assert list(read(str(path), Reading(document="file"))) == [b"one\n\ntwo"]
-
-
-@pytest.mark.parametrize(
-    ("name", "chosen", "message"),
-    [
-        (
-            "a.jsonl",
-            "auto",
-            r"a\.jsonl: the records of jsonl are the documents, and --document file is for text. Leave",
-        ),
-        ("a.tsv", "auto", "the records of tsv are the documents"),
-        ("a.txt", "csv", "--input_format csv: its records are the documents, and --document file is for text"),
-    ],
-)
-def test_document_file_is_refused_where_records_are_documents(tmp_path, name, chosen, message):
-    (tmp_path / name).write_text("text\n")
-    with pytest.raises(UserError, match=message):
-        Corpus(find_sources(str(tmp_path / name)), Reading(document="file", input_format=chosen))
 
 
 @pytest.mark.parametrize("suffix, compress", COMPRESSIONS)
