@@ -105,7 +105,7 @@ def word_vectors(
                 words = spans(first, end - first)
                 places = np.repeat(np.arange(len(indices)), end - first), rows.word_slots[words]
                 for name, of_layer in zip(found, states, strict=True):
-                    check_range(of_layer[places], "--feature_dtype", f"--layers {name}: ")
+                    check_range(np.isfinite(of_layer[places]), model.dtype, "--feature_dtype", f"--layers {name}: ")
                     found[name][split].vectors[words] = of_layer[places]
                 progress.advance(len(indices), len(indices))
     return found

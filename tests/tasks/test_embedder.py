@@ -155,7 +155,7 @@ def test_an_interrupted_job_resumes_behind_its_complete_shards(tmp_path, monkeyp
 def test_a_folder_of_others_and_an_empty_input_are_refused(tmp_path):
     (tmp_path / "out.incomplete").mkdir()
     (tmp_path / "out.incomplete" / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="is no unfinished output"):
+    with pytest.raises(UserError, match="was not left by an interrupted run"):
         write_vectors(iter([("a",)]), lengths, tmp_path / "out", job={})
     with pytest.raises(UserError, match="the input has no texts"):
         write_vectors(iter([]), lengths, tmp_path / "empty", job={})

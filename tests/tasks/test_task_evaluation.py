@@ -334,8 +334,8 @@ def test_perplexities_that_no_number_can_hold_are_null():
 @pytest.mark.parametrize(
     ("heads", "changes", "message"),
     [
-        (Heads(lm=True), CAUSAL, "the model is a causal model, whose perplexity is printed without --pseudo_perplex"),
-        (Heads(replaced_tokens=True), {}, "the model has no masked language model head, which --pseudo_perplexity"),
+        (Heads(lm=True), CAUSAL, "needs a masked language model, but the model predicts next"),
+        (Heads(replaced_tokens=True), {}, "but the model has no masked language model head"),
     ],
 )
 def test_a_model_without_masked_tokens_has_no_pseudo_perplexity(pairs, heads, changes, message):
