@@ -346,7 +346,7 @@ def _read(config: TaskConfig, report: Report) -> tuple[Task, dict[str, Split]]:
         for line in measurement.file_remarks(path):
             report(line)
     if config.submission:
-        leaderboards.check(task.name, files)
+        leaderboards.check(task, files)
     train = registry.read(task, files["train"])
     task = task.complete(train)  # with the labels of train, by which those of the other files are matched
     others = {name: path for name, path in files.items() if name != "train"}

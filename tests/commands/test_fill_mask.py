@@ -257,7 +257,7 @@ def test_generation_that_cannot_be_done_is_refused(loaded):
         (0, {}, "--generate is 0; use 1 or more tokens"),
         (23, {}, "a text of 25 tokens, with those to generate, does not fit the model's 24 positions"),
         (5, {"steps": 0}, "--steps is 0 and --temperature is 1.0; use 1 or more"),
-        (5, {"temperature": 0.0}, r"--temperature is 0\.0; use a number above 0"),
+        (5, {"temperature": 0.0}, r"--temperature is 0\.0; use 1 or more, and a number above 0"),
     ):
         with pytest.raises(UserError, match=message):
             fill_mask.generate(loaded, new_tokens, **options)
