@@ -377,8 +377,8 @@ MISTAKES = {
     "more slots than positions": ({"task": {"max_length": 128}}, "task.max_length is 128.*64 positions.*max_length=64"),
     "a seed twice": ({"seeds": (1, 1)}, "several different seeds"),
     "a seed that stands for another": ({"seeds": (1, 2**32)}, "several different seeds from 0 to 4294967295"),
-    "no seed": ({"seeds": ()}, "give the number of seeds, such as --config.seeds=5"),
-    "a seed for their number": ({"seeds": 1234}, "to train with this seed, use --config.seed=1234"),
+    "no seed": ({"seeds": ()}, "give the number of seeds, at most 100, such as --config.seeds=5"),
+    "a seed for their number": ({"seeds": 1234}, "--config.seed=SEED trains with a single seed"),
     "negative patience": ({"early_stop": -1}, "early_stop is -1"),
     "no rows in a batch": (
         {"batch_size": 0},

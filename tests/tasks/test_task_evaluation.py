@@ -443,7 +443,11 @@ def test_a_beir_folder_is_measured(folder, monkeypatch, chunk):
     [
         ("queries.jsonl", '{"_id": "q7", "text": "x"}\n', "no query of its qrels file is in queries.jsonl"),
         ("queries.jsonl", '{"id": "q1"}\n', "queries.jsonl line 1: expected an object"),
-        ("queries.jsonl", '{"_id": 1, "text": "x"}\n', "queries.jsonl line 1: expected an object .* whose values are strings"),
+        (
+            "queries.jsonl",
+            '{"_id": 1, "text": "x"}\n',
+            "queries.jsonl line 1: expected an object .* whose values are strings",
+        ),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1 d1 1\n", "test.tsv line 2 is 'q1 d1 1'; expected query-id"),
         ("qrels/test.tsv", "q1\t0\td1\t1\n", r"test.tsv line 1 is 'q1.*'; expected query-id, corpus-id and score"),
         ("qrels/test.tsv", "q1 0 d1 1\n", "test.tsv line 1 is 'q1 0 d1 1'; expected query-id"),

@@ -244,7 +244,7 @@ def test_a_flag_gives_every_combination_of_typed_values() -> None:
         ({"task.layer_mix": ("maybe",)}, "config.task.layer_mix is 'maybe'. Give a value of type bool"),
         ({"seeds": (1, 2)}, "a sweep cannot have: every setting has the same seeds"),
         ({"task.metrics": ("f1", "accuracy")}, "the settings are compared by one metric"),
-        ({"init_from": ("a/b", "a_b")}, "two settings the same folder"),
+        ({"init_from": ("a/b", "a_b")}, "have the same folder. Rename one"),
     ],
 )
 def test_what_is_no_sweep_is_refused(given: dict[str, Any], said: str) -> None:
@@ -294,10 +294,10 @@ def test_a_workdir_of_other_runs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "seed-0").mkdir()
     (tmp_path / "seed-0" / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"holds runs of several seeds\. Name another --workdir for a sweep"):
-        trials.check_seeds(FinetuneConfig(sweep={"batch_size": (16,)}), tmp_path)
+        trials.check_workdir(FinetuneConfig(sweep={"batch_size": (16,)}), tmp_path)
     (tmp_path / "sweep-batch_size=16").mkdir()
     with pytest.raises(UserError, match=r"holds a sweep\. Name another --workdir for runs of several seeds"):
-        trials.check_seeds(FinetuneConfig(seeds=2), tmp_path)
+        trials.check_workdir(FinetuneConfig(seeds=2), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -494,8 +494,8 @@ def test_labels_of_dev_are_those_of_train_in_another_case(start: Path, tmp_path:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"reinit_layers": 9}, "reinit_layers is 9; use 1 to 1 of the model's 2 layers"),
-        ({"reinit_layers": -1}, "reinit_layers is -1; use 1 to 1"),
+        ({"reinit_layers": 9}, r"reinit_layers is 9, but the model has 2 layers\. Use 1 to 1"),
+        ({"reinit_layers": -1}, r"reinit_layers is -1, but the model has 2 layers\. Use 1 to 1"),
         ({"reinit_layers": 1, "train_layers": "head"}, "train_layers=head does not train all of these layers"),
         ({"reinit_layers": 1, "train_layers": "gradual"}, "train_layers=gradual does not train all of these layers"),
     ],
