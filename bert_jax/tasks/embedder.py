@@ -18,7 +18,7 @@ from bert_jax.interop.sentence_transformers import KIND
 from bert_jax.model.outputs import MIX, LayerSelection
 from bert_jax.progress import Reporter, is_watched, print_note
 from bert_jax.tasks.batches import Batches, bucketed_batches, sorted_batches
-from bert_jax.tasks.inference import LayerVectors, tokenizer_of
+from bert_jax.tasks.inference import Finish, LayerVectors, tokenizer_of
 from bert_jax.tasks.kinds.embedding import EmbeddingTask
 from bert_jax.tasks.reading.inputs import Texts
 from bert_jax.tasks.registry import from_json
@@ -126,7 +126,7 @@ SHORTEST = 5  # tokens: the special tokens of a pair and a piece of each text
 
 @dataclass(frozen=True)
 class VectorSettings:
-    """How texts become vectors. For normalize, truncate_dim and cut_first see LayerVectors."""
+    """How texts become vectors. For normalize, truncate_dim and cut_first see inference.Finish."""
 
     pool: str
     normalize: bool
@@ -234,15 +234,8 @@ class Embedder:
         self.truncated = 0  # texts that were truncated so far
         self._batch_size = batch_size
         self._tokenizer = tokenizer_of(loaded)
-        self._model = LayerVectors(
-            loaded,
-            [settings.layers],
-            pool=settings.pool,
-            normalize=settings.normalize,
-            truncate_dim=settings.truncate_dim,
-            cut_first=settings.cut_first,
-            compute_dtype=compute_dtype,
-        )
+        finish = Finish(settings.pool, settings.normalize, settings.truncate_dim, settings.cut_first)
+        self._model = LayerVectors(loaded, [settings.layers], finish, compute_dtype)
         self.width = self._model.widths[settings.layers]
 
     def vectors(self, texts: Sequence[str | Texts], prompt: str | None = None) -> Float32[np.ndarray, "N W"]:

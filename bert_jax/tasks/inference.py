@@ -257,42 +257,46 @@ def _row_losses(
     return objective.answers(bound, outputs, batch), *jax.vmap(row_loss)(outputs, batch)
 
 
+class Finish(NamedTuple):
+    """How hidden states become vectors. Hashable, because programs are cached by it."""
+
+    pool: str = "none"  # none, words (as none), cls, mean, max or last
+    normalize: bool = False  # divide vectors by their lengths
+    truncate_dim: int = 0  # the number of first dimensions that are kept; 0: all
+    cut_first: bool = False  # cut vectors before they are divided, so that they have length 1 in the end
+    dtype: str = "float32"
+
+    def vectors(self, hidden: Float[Array, "B T W"], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B *T _"]:
+        """Returns the vectors of rows or, if nothing is pooled, of tokens."""
+        vectors = hidden if self.pool in ("none", "words") else pool_rows(self.pool, hidden, sequence_ids)
+        if self.cut_first:
+            vectors = vectors[..., : self.truncate_dim or None]
+        vectors = unit_vectors(vectors) if self.normalize else vectors
+        return vectors[..., : self.truncate_dim or None].astype(self.dtype)
+
+
 class LayerVectors:
     """A model that computes the vectors of layers. `widths` has their widths by layer name, in the order of results.
 
     Args:
         layers: Names of layers (model/outputs.py).
-        pool: How the tokens of a row are pooled: none, cls, mean, max or last; words: none.
-        normalize: Whether vectors are divided by their lengths.
-        truncate_dim: The number of first dimensions that are kept; 0: all.
-        cut_first: Whether vectors are cut before they are divided, so that they have length 1 in the end.
 
     Raises:
         UserError: The model does not have a layer.
     """
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        layers: Sequence[str],
-        *,
-        pool: str = "none",
-        normalize: bool = False,
-        truncate_dim: int = 0,
-        cut_first: bool = False,
-        dtype: str = "float32",
-        compute_dtype: str = "float32",
+        self, loaded: LoadedModel, layers: Sequence[str], finish: Finish, compute_dtype: str = "float32"
     ) -> None:
         selections = tuple(LayerSelection.parse(name, loaded.model.layers) for name in layers)
         widths = [selection.width(loaded.model.width) for selection in selections]
-        self.widths = {name: min(width, truncate_dim or width) for name, width in zip(layers, widths, strict=True)}
-        self.dtype = dtype
+        limit = finish.truncate_dim
+        self.widths = {name: min(width, limit or width) for name, width in zip(layers, widths, strict=True)}
+        self.dtype = finish.dtype
         self.mesh = sharding.make_mesh(MeshConfig())
         # A scan over layers compiles fast, and padded lengths are compiled separately.
         runtime = runtime_of(TrainConfig(model=ModelOptions(layer_loop="scan"), compute_dtype=compute_dtype))
         params = device_params(loaded, self.mesh, loaded.params)
-        pool = "none" if pool == "words" else pool
-        finish = Finish(pool, normalize, truncate_dim or None, cut_first, dtype)
         self._compute = functools.partial(_selected, loaded.model, loaded.heads, runtime, selections, finish, params)
 
     def run(
@@ -300,24 +304,6 @@ class LayerVectors:
     ) -> Iterator[tuple[Int64[np.ndarray, "B"], tuple[np.ndarray, ...]]]:
         """Yields, by batch, the indices of its rows (-1: a filler) and one array [B, W] or [B, T, W] per layer name."""
         return run_batches(self._compute, batches, self.mesh)
-
-
-class Finish(NamedTuple):
-    """How hidden states become vectors. Hashable, because programs are cached by it."""
-
-    pool: str
-    normalize: bool
-    truncate_dim: int | None
-    cut_first: bool
-    dtype: str
-
-    def of(self, hidden: Float[Array, "B T W"], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B *T _"]:
-        """Returns the vectors of rows or, if nothing is pooled, of tokens."""
-        vectors = hidden if self.pool == "none" else pool_rows(self.pool, hidden, sequence_ids)
-        if self.cut_first:
-            vectors = vectors[..., : self.truncate_dim]
-        vectors = unit_vectors(vectors) if self.normalize else vectors
-        return vectors[..., : self.truncate_dim].astype(self.dtype)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
@@ -332,4 +318,4 @@ def _selected(
 ) -> tuple[Float[Array, "B *T _"], ...]:
     inner = any(selection.inner(config.layers) for selection in selections)
     encoded = bind(config, heads, params, runtime).encode(batch, all_layers=inner)
-    return tuple(finish.of(selection.of(encoded, config.layers), batch.sequence_ids) for selection in selections)
+    return tuple(finish.vectors(selection.of(encoded, config.layers), batch.sequence_ids) for selection in selections)

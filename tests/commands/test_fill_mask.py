@@ -148,7 +148,7 @@ def test_a_vocabulary_without_a_mask_is_refused(loaded):
 
 def test_a_causal_model_is_refused(tmp_path):
     gpt = random_checkpoint(tmp_path, dataclasses.replace(FAMILIES["gpt"], layers=1), Heads(lm=True))
-    with pytest.raises(UserError, match="needs a masked language model, but .* predicts next tokens"):
+    with pytest.raises(UserError, match=r"needs a masked language model, but .* predicts next tokens"):
         fill_mask.fill_mask(gpt, ["the [MASK]"])
 
 
