@@ -98,6 +98,7 @@ def refuse_other_inputs(texts: Any) -> None:
         UserError: The value cannot be iterated over, or it is a text, a dictionary or a DataFrame, whose items are
             characters and names of columns.
     """
+    # Iterating over these would give names of keys or columns, or characters.
     if isinstance(texts, Mapping):
         received = f"the data is one object with the keys {', '.join(map(str, texts))}"
     elif hasattr(texts, "to_dict") and hasattr(texts, "columns"):
@@ -164,21 +165,15 @@ def settings_of(
     task = _own_task(loaded, pool)
     prompts = task.named_prompts() if task else {}
     positions = loaded.model.max_positions
-    refusals = [
-        (
-            not 0 <= truncate_dim <= width,
-            f"--truncate_dim is {truncate_dim}; use 1 to {width} (the width of --layers {layers})",
+    refusals: dict[str, object] = {
+        f"--truncate_dim is {truncate_dim}; use 1 to {width} (the width of --layers {layers})": (
+            not 0 <= truncate_dim <= width
         ),
-        (
-            prompt is not None and prompt_name,
-            "--prompt and --prompt_name are both given; use one of them",
-        ),
-        (
-            prompt_name and prompt_name not in prompts,
-            f"--prompt_name is {prompt_name!r}, but the checkpoint's prompts are: {', '.join(prompts) or 'none'}. "
-            "Use --prompt TEXT for another one",
-        ),
-    ]
+        "--prompt and --prompt_name are both given; use one of them": prompt is not None and prompt_name,
+        f"--prompt_name is {prompt_name!r}, but the checkpoint's prompts are: {', '.join(prompts) or 'none'}. Use "
+        "--prompt TEXT for another one": prompt_name and prompt_name not in prompts,
+    }
+    # A pool that is given makes other vectors than the task, so that its settings do not fit.
     own = None if pool else task
     cut_first = bool(normalize)
     if own and normalize is None:
@@ -189,32 +184,24 @@ def settings_of(
     truncate_dim = truncate_dim or (own.truncate_dim if own else 0)
     pool = pool or (own.pooling if own else "mean")
     settings = VectorSettings(pool, bool(normalize), prompt or "", max_length or limit, layers, truncate_dim, cut_first)
-    refusals += [
-        (pool not in POOLS, f"unknown --pool {pool!r}; choose from {', '.join(POOLS)}"),
-        (
-            not SHORTEST <= settings.max_length <= positions,
-            f"--max_length is {max_length}; use {SHORTEST} to {positions} (the model's positions), or 0 for the "
-            "maximum",
+    refusals |= {
+        f"unknown --pool {pool!r}; choose from {', '.join(POOLS)}": pool not in POOLS,
+        f"--max_length is {max_length}; use {SHORTEST} to {positions} (the model's positions), or 0 for the maximum": (
+            not SHORTEST <= settings.max_length <= positions
         ),
-        (
-            layers == MIX,
-            "--layers is mix, whose weights are learned together with a head. Use bert-jax features --layers mix, or "
-            "another name of layers",
+        "--layers is mix, whose weights are learned together with a head. Use bert-jax features --layers mix, or "
+        "another name of layers": layers == MIX,
+        "--pool is cls, but in a causal model the first token sees only itself. Use mean, max or none": (
+            pool == "cls" and loaded.model.causal
         ),
-        (
-            pool == "cls" and loaded.model.causal,
-            "--pool is cls, but in a causal model the first token sees only itself. Use mean, max or none",
+        f"--pool is cls, but {loaded.origin or 'the checkpoint'} adds no [CLS] to a text. Use mean": (
+            pool == "cls" and not loaded.vocabulary.adds_special_tokens
         ),
-        (
-            pool == "cls" and not loaded.vocabulary.adds_special_tokens,
-            f"--pool is cls, but {loaded.origin or 'the checkpoint'} adds no [CLS] to a text. Use mean",
+        f"--normalize, --truncate_dim and prompts are for vectors of texts, but --pool is {pool}. Omit them": (
+            pool not in TEXT_POOLS and (normalize or prompt or truncate_dim)
         ),
-        (
-            pool not in TEXT_POOLS and (normalize or prompt or truncate_dim),
-            f"--normalize, --truncate_dim and prompts are for vectors of texts, but --pool is {pool}. Omit them",
-        ),
-    ]
-    if message := next((message for refused, message in refusals if refused), ""):
+    }
+    if message := next((message for message, refused in refusals.items() if refused), ""):
         raise UserError(message)
     return settings
 
@@ -266,6 +253,7 @@ class Embedder:
         return {"embeddings": arrays["embeddings"]}
 
     def _encode(self, texts: Sequence[str | Texts], prompt: str) -> EncodedTexts:
+        # Only this pool needs to know the words of tokens.
         by_word = self.settings.pool == "words"
         encoded = encode(texts, self._tokenizer, self.settings.max_length, by_word, prompt)
         self.truncated += encoded.rows.truncated
@@ -274,6 +262,7 @@ class Embedder:
     def _run(self, encoded: EncodedTexts, batches: Batches, quiet: bool) -> Float32[np.ndarray, "rows W"]:
         rows = encoded.rows
         sizes = {"none": len(rows.input_ids), "words": int(encoded.word_offsets[-1])}
+        # NaN stays for words without pieces.
         embeddings = np.full((sizes.get(self.settings.pool, rows.count), self.width), np.nan, np.float32)
         with Reporter("embedding", rows.count, ["texts"], quiet=quiet) as progress:
             for indices, (vectors,) in self._model.run(batches):

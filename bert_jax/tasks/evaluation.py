@@ -106,6 +106,7 @@ def measure_pseudo_perplexity(
                 progress.advance(size, size)
 
         metrics = _measure(model, MaskedLMObjective(next_sentence=False), config, batches)
+    # The rows have no ordinary token.
     if "mlm_loss" not in metrics:
         return {}
     loss = metrics["mlm_loss"]
@@ -235,12 +236,14 @@ def evaluate(
     options |= {"metrics": metrics, "label_map": label_map, "positive": positive, "max_rows": max_rows}
     options |= {"max_length": max_length, "truncate_dim": truncate_dim, "skip_self": skip_self}
     options |= {"pseudo_perplexity": pseudo_perplexity, "null_threshold": null_threshold is not None}
+    # The default mesh is no choice of the user.
     options |= {"mesh": mesh not in (None, MeshConfig())}
     if unused := ", ".join(f"--{name}" for name, value in options.items() if value and name not in USED[kind]):
         raise UserError(f"{reason} does not use {unused}; omit it")
     if kind == "retrieval":
         settings = settings_of(loaded, max_length=max_length, truncate_dim=truncate_dim)
         return retrieval.evaluate(loaded, Path(data), settings, batch_size, compute_dtype, skip_self)
+    # Before files are read, because a mesh that does not fit is a mistake in the command.
     config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype, mesh=mesh or MeshConfig())
     sharding.check_model(loaded.model, sharding.make_mesh(config.mesh, flag=MESH_FLAG), MESH_FLAG)
     if kind == "task":

@@ -72,6 +72,7 @@ class WordVectors:
     def batch(self, sentences: Int64[np.ndarray, "R"], size: int, length: int) -> WordBatch:
         """Pads these sentences to `length` words, and adds fillers up to `size` sentences."""
         lengths = np.pad(self.lengths[sentences], (0, size - len(sentences))).astype(np.int32)
+        # [B, K]: the places of words, in the order in which `words` lists them.
         inside = np.arange(length) < lengths[:, None]
         vectors = np.zeros((size, length, self.vectors.shape[1]), self.vectors.dtype)
         labels = np.zeros((size, length), np.int32)
@@ -149,6 +150,7 @@ class Head(nnx.Module):
     def __init__(self, options: HeadOptions, width: int, classes: int, rngs: nnx.Rngs, mixed: int = 0) -> None:
         self.hidden = options.hidden
         self.mix = LayerMix(mixed) if mixed else None
+        # The vectors hold the mixed layers side by side.
         width //= mixed or 1
         inputs = (width, 2 * self.hidden) if options.head == "bilstm" else ()
 
@@ -205,6 +207,7 @@ def train_head(
     optimizer = _optimizer(options)
     state = optimizer.init(params)
     best, best_score, best_epoch = params, -np.inf, 0
+    # jax arrays are immutable, so `best` keeps the parameters of its epoch without a copy.
     for epoch in range(1, options.epochs + 1):
         # All sentences once, in random order. Within a pool, sentences of similar length share a batch.
         generator, size = np.random.default_rng((seed, epoch)), options.batch_size
@@ -233,6 +236,7 @@ def _optimizer(options: HeadOptions) -> optax.GradientTransformation:
 def _step(options: HeadOptions, graph: Any, params: Any, rest: Any, state: Any, batch: WordBatch) -> tuple[Any, Any]:
     def loss(params: Any) -> Float[Array, ""]:
         logits = nnx.merge(graph, params, *rest)(batch)
+        # Padding and fillers weigh nothing, and the mean is over the words of the batch.
         weights = (jnp.arange(logits.shape[1])[None] < batch.lengths[:, None]).astype(jnp.float32)
         return classification_sums(logits, batch.labels, weights)[0] / jnp.maximum(weights.sum(), 1)
 

@@ -55,6 +55,7 @@ def unmask(
             f"a text of {longest} tokens, with those to generate, does not fit the model's "
             f"{loaded.model.max_positions} positions; use a smaller --generate or a shorter prompt"
         )
+    # Special tokens would end or split the text.
     allowed = np.ones(loaded.model.vocab_size, bool)
     allowed[list(loaded.vocabulary.special_ids)] = False
     # The embedding table may have more rows than there are tokens.
@@ -98,6 +99,7 @@ def _run(
 ) -> Int[Array, "B T"]:
     steps, temperature, mask_id = settings
     model = bind(config, heads, params, Runtime())
+    # A key per text, so that a sample does not depend on the other texts in its batch.
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
 
     def row_seeds(step: Int[Array, ""], salt: int) -> Array:
@@ -194,6 +196,7 @@ def masked_model(checkpoint: str | Path | LoadedModel, use: str, average: str = 
 
 def _encode(text: str, words: Tokenizer, new_masks: int = 0) -> np.ndarray:
     begin, end = [words.cls_id] * words.begin, [words.sep_id] * words.end
+    # encode_special, because an ordinary encoding reads [MASK] as text.
     ids = words.encode_special(text.replace(MASK, words.roles.mask_token))
     return np.array([*begin, *ids, *[words.mask_id] * new_masks, *end], np.int32)
 
@@ -210,6 +213,7 @@ def _fill(loaded: LoadedModel, sentences: Sequence[str], encoded: Sequence[np.nd
     params = device_params(loaded, sharding.make_mesh(MeshConfig()), loaded.params)
     sizes = words.vocab_size, top
     probabilities, tokens = jax.device_get(_predict(loaded.model, loaded.heads, sizes, params, batch, positions))
+    # The axes are rows, masks of a row (padded to `most`), and the `top` predictions.
     filled = []
     for row, (sentence, masked) in enumerate(zip(sentences, mask_positions, strict=True)):
         predictions = [

@@ -68,6 +68,7 @@ def settings_of(config: FinetuneConfig) -> list[Setting]:
             raise UserError(f"config.sweep has no value for {key}. Give at least one")
     settings = []
     for combination in itertools.product(*config.sweep.values()):
+        # The folder names the values, so that the same sweep finds its runs again.
         values = dict(zip(config.sweep, combination, strict=True))
         texts = (f"{value:g}" if isinstance(value, float) else str(value).replace(" ", "") for value in combination)
         names = (f"{key}={_NOT_IN_NAMES.sub('_', text)}" for key, text in zip(values, texts, strict=True))
@@ -193,6 +194,7 @@ def finetune(
 
     def run(setting: FinetuneConfig, folder: Location) -> tuple[dict[str, Any], str, bool]:
         tuned = _finetune(setting, folder, tokenizer, verbose, kept)
+        # Splits take memory, and only a submission needs them.
         if config.task.submission:
             by_folder[folder] = tuned.splits
         return tuned.result, tuned.chosen_by, tuned.stop
@@ -221,6 +223,7 @@ def _finetune(
 ) -> _Tuned:
     start, data, runs = prepare(config, workdir, tokenizer, kept=kept)
     runs = {trial: dataclasses.replace(run, verbose=verbose) for trial, run in runs.items()}
+    # Held against other commands until the result is written.
     with held_workdir(workdir) as check_held:
         by_trial, steps, stop = trials.train(data.task, data.rows, runs)
         chosen_by, origin = trials.chosen_by(config, data.task), {"start": start.summary()}
@@ -231,6 +234,7 @@ def _finetune(
         if best.folder:
             trials.keep_best(workdir, best, averaged=config.optimizer.ema_decay > 0)
         if distributed.is_primary():
+            # Every trial gets the result that the same run alone would have.
             for trial, metrics in by_trial.items():
                 own = trials.result(data.task.name, chosen_by, {trial: metrics}, steps, data.counts)
                 write_json(workdir / trial.folder / RESULT_FILE, own | origin)

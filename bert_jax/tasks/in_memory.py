@@ -101,6 +101,7 @@ def measured_file(table: Table, path: Path, loaded: LoadedModel, columns: Column
     if isinstance(table, str | Path):
         return str(table)
     task = task_of(loaded)
+    # Only the columns matter: they decide which values must be valid.
     used = columns.filled(task.columns)
     kind = TaskConfig.kinds[task.kind]
     known = {item.name for item in dataclasses.fields(kind)}
@@ -112,6 +113,7 @@ def _line(place: str, row: Mapping[Any, Any], task: TaskConfig) -> str:
     labels = {*task.label.split(",")} if isinstance(task.label, str) else {*task.label}
     read = {task.text, getattr(task, "text_pair", ""), *labels}
     read.update(*(getattr(task, key, ()) for key in ("marks", "choices", "negatives")))
+    # Kinds with default columns read these as well.
     read.update([] if task.kind in _OF_NAMED_COLUMNS else _DEFAULT_COLUMNS)
     values = {}
     for name, value in row.items():

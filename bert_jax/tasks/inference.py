@@ -48,6 +48,7 @@ def device_params(loaded: LoadedModel, mesh: Mesh, wanted: Iterable[str]) -> dic
 
     They are copied once for a mesh, and freed with the LoadedModel. Later changes of its arrays have no effect.
     """
+    # Only what is missing is copied: heads of other objectives may be on the devices already.
     paths = tuple(wanted)
     placed = _UPLOADED.setdefault(loaded, {})
     if missing := {path: loaded.params[path] for path in paths if (mesh, path) not in placed}:
@@ -166,6 +167,7 @@ class FineTuned:
                 task, columns=dataclasses.replace(columns.filled(task.columns), label=columns.label)
             )
         self.task = task
+        # Whether the user names columns, which lines of text do not have.
         self.names_columns = columns not in (None, Columns())
         self.tokenizer = tokenizer_of(loaded)
         # A scan over layers compiles fast, and padded lengths are compiled separately.
@@ -181,6 +183,7 @@ class FineTuned:
 
     def answers(self, rows: TaskRows) -> list[Any]:
         """Returns the rows' answers (TaskObjective.answers), in order. Few rows are run as a small batch."""
+        # A power of two, because each batch size is compiled separately.
         size = min(self.batch_size, 1 << (rows.count - 1).bit_length())
         return self._predictor.answers(self._params, rows, size)[0]
 
@@ -230,6 +233,7 @@ def _compiled(
     function: Callable[..., Any], objective: TaskObjective, model: ModelConfig, runtime: Runtime, mesh: Mesh
 ) -> Callable[..., Any]:
     compute = functools.partial(function, objective, model, runtime)
+    # Every process decodes all answers, so the results are replicated.
     return jax.jit(compute, out_shardings=sharding.replicated(mesh), compiler_options=sharding.options(mesh))
 
 
@@ -316,6 +320,7 @@ def _selected(
     params: dict[str, Any],
     batch: TaskBatch,
 ) -> tuple[Float[Array, "B *T _"], ...]:
+    # Inner layers are kept only if a selection reads them, because they take memory.
     inner = any(selection.inner(config.layers) for selection in selections)
     encoded = bind(config, heads, params, runtime).encode(batch, all_layers=inner)
     return tuple(finish.vectors(selection.of(encoded, config.layers), batch.sequence_ids) for selection in selections)

@@ -41,6 +41,7 @@ def permutation(labels: Sequence[str], other: Sequence[str]) -> tuple[int, ...] 
     """Returns the indices of the labels in `other`; None unless the labels of both pair."""
     names = same_names(labels, other)
     paired = [names.get(label, label) for label in labels]
+    # Each label pairs with one other, and none is left over.
     if sorted(paired) != sorted(other):
         return None
     return tuple(other.index(label) for label in paired)
@@ -86,6 +87,7 @@ class NamedLabelsTask(LabelMap, Task[Item, Rows]):
         names = self.label_map | same_names(labels - set(self.label_map), self.labels)
         if not labels & set(names):
             return split
+        # The map may join several classes, which then are one.
         classes = tuple(dict.fromkeys(names.get(label, label) for label in split.class_names))
         return replace(self.replace_labels(split, names), class_names=classes)
 

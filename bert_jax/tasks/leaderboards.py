@@ -77,6 +77,7 @@ def write_submission(task: Task, split: str, predictions: Sequence[Mapping[str, 
         labels = [str(prediction["label"]) for prediction in predictions]
     if path.suffix == ".jsonl":
         lines = [
+            # Numbers of classes are JSON numbers, names are strings.
             json.dumps({"idx": index, "label": int(label) if label.isdecimal() else label})
             for index, label in enumerate(labels)
         ]

@@ -146,6 +146,7 @@ def evaluate(
     labelled = {name: split for name, split in contents.items() if split.labelled}
     if not labelled:
         raise UserError(f"{data} has no labels (column {task.columns.label!r}), which evaluation needs")
+    # The parameters are placed once for all splits.
     tokenizer = tokenizer_of(loaded)
     params = task_params(loaded, task, sharding.make_mesh(config.mesh))
     values: dict[str, float] = {}
@@ -163,6 +164,7 @@ def evaluate(
         measured = measure(split_task, loaded.model, config, params, rows)
         values |= {f"{metric_prefix(name)}{metric}": value for metric, value in measured.items()}
         messages += file_remarks(split.path) + remarks(rows, split_task)
+        # A loss is also NaN if no row has a label, so the parameters decide.
         if math.isnan(measured["task_loss"]) and any(jnp.isnan(leaf).any() for leaf in jax.tree.leaves(params)):
             messages.append(f"{split.path}: metrics mean nothing, as parameters are NaN; use an earlier checkpoint")
     return Evaluation(values, sizes, tuple(messages))

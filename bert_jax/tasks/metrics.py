@@ -180,6 +180,7 @@ def ranks_of(
     queries: Float32[np.ndarray, "Q D"], candidates: Float32[np.ndarray, "K D"], right: Int64[np.ndarray, "Q"]
 ) -> Float64[np.ndarray, "Q"]:
     """Ranks, from 1, the right candidate of every query. Candidates with equal scores share the mean of their ranks."""
+    # In parts, because the scores of all queries may not fit in memory.
     ranks = np.zeros(len(queries))
     for start in range(0, len(queries), QUERIES_AT_ONCE):
         part = slice(start, start + QUERIES_AT_ONCE)

@@ -99,6 +99,7 @@ class InputPredictor:
         # Lines before the first one that shows the form.
         blank: list[input_lines.Line] = []
         for window in input_lines.stream_windows(stream, self._window):
+            # The first line that is not blank decides the form of all.
             if form == "auto":
                 first = next((text for _, text in window if text.strip()), None)
                 if first is None:
@@ -133,6 +134,7 @@ class InputPredictor:
 
     def split(self, split: Split[Any]) -> Predictions:
         """Predicts a split, whose labels are ignored."""
+        # Unknown labels of a file must not stop a prediction, which needs none.
         rows = self._model.encode(dataclasses.replace(split, labelled=False))
         self.inputs += len(split.items)
         self.truncated += rows.truncated
@@ -182,6 +184,7 @@ class InputPredictor:
             records.append(record := self._record(source, number, content, form, valid[:1]))
             if isinstance(record, InputRecord):
                 valid.append(record)
+        # The valid inputs of a window are predicted together, and go back to their places.
         predictions = iter(self.split(self._model.task.parse(source, valid)) if valid else ())
         invalid = len(records) - len(valid)
         self.inputs += invalid

@@ -121,6 +121,7 @@ def _options(config: TaskConfig, task: Task) -> dict[str, Any]:
     check_names("task.labels", getattr(config, "labels", ()))
     own = {item.name for item in fields(task)} - {"name"}
     allowed = {item.name for item in fields(TaskConfig.kinds.get(task.kind, config))}
+    # Only what differs from the defaults replaces the options of a named task.
     defaults = vars(type(config)())
     options = {name: value for name, value in vars(config).items() if value != defaults[name]}
     if other := next((name for name in options if name not in allowed), ""):
@@ -152,7 +153,8 @@ def read(task: Task, path: Path, label_required: bool = True) -> Split[Any]:
     """Reads a file of a task. Without label_required, a file without labels is read too."""
     columns = task.columns
     named = TASKS.get(task.name)
-    if named and columns == named.task.columns:  # the user has not named others
+    # Published files have several layouts, of which the task has one; but a user may name other columns.
+    if named and columns == named.task.columns:
         stored = named.stored_columns if is_stored(path) else None
         columns = stored or named.columns.get(plain_name(path), columns)
     split = task.read(path, columns, label_required)
@@ -166,6 +168,7 @@ def find_split(task_name: str, folder: Path, split: str) -> Path | None:
     names = [*named.files[split]] if named else []
     names += [stored + ending for ending in STORED_ENDINGS if stored]
     names += [split + ending for ending in OWN_ENDINGS]
+    # The order of names decides if a folder has several.
     for name in names:
         for ending in ("", *SUFFIXES):
             if (folder / (name + ending)).is_file():
@@ -237,6 +240,7 @@ def from_json(values: Mapping[str, Any]) -> Task:
         raise UserError("task.kind is missing; give the kind of the task, such as classification")
     named = TASKS.get(values.get("name", ""))
     kind = type(named.task) if named and named.task.kind == values["kind"] else kind_class(values["kind"])
+    # An extension or an export may record more than the class has.
     known = {item.name for item in fields(kind)}
     return config_lib.load(kind, {key: value for key, value in values.items() if key in known}, "task")
 

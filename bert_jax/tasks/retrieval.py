@@ -192,6 +192,7 @@ def rank_metrics(
     """
     judged = [query for query in hits if relevant.get(query)]
     totals = dict.fromkeys(("ndcg@10", "mrr@10", *(f"recall@{k}" for k in cutoffs)), 0.0)
+    # Ranks are from 1; a document outside the hits has none.
     for query in judged:
         right = relevant[query]
         ranks = [rank for rank, document in enumerate(hits[query], start=1) if document in right]
@@ -223,6 +224,7 @@ def evaluate(
     if jax.process_count() > 1:
         raise UserError("retrieval is measured by one process, on all of its devices. Start only one")
     config = TrainConfig(compute_dtype=compute_dtype)
+    # Cosines are dot products of vectors that have length 1 after they are cut.
     similarity = (loaded.task or {}).get("similarity", COSINE)
     if similarity != DOT:
         settings = dataclasses.replace(settings, normalize=True, cut_first=True)

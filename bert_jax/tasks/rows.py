@@ -249,6 +249,7 @@ def encode_pieces(
     """Encodes texts that are already split into pieces, as encode_pairs; also returns the places of join_pairs."""
     (first_ids, first_offsets), (second_ids, second_offsets) = first, second
     lengths = np.diff(first_offsets), np.diff(second_offsets)
+    # Special tokens are never cut.
     room = max_length - tokenizer.begin - tokenizer.end - np.where(paired, tokenizer.between, 0)
     sizes = truncated_lengths(*lengths, room)
     encoded, places = join_pairs(
@@ -276,6 +277,7 @@ def join_pairs(
         end[first.sizes + np.where(paired, second.sizes, 0) == 0] = 1
     first_lengths = first.sizes + begin + np.where(paired, tokenizer.between, end)
     offsets = np.concatenate([[0], np.cumsum(first_lengths + np.where(paired, second.sizes + end, 0))])
+    # First segments begin after [CLS], second ones after the separators of the first.
     places = np.full(offsets[-1], -1)
     places[spans(offsets[:-1] + begin, first.sizes)] = spans(first.starts, first.sizes)
     second_places = len(first.pieces) + spans(second.starts, second.sizes)
@@ -372,6 +374,7 @@ def encode_side_by_side(
 
     Sequences are cut separately to max_length tokens; `truncated` counts items.
     """
+    # The sequences that exist are encoded together, and then counted by row and place.
     places = [(row, place) for row, item in enumerate(items) for place, texts in enumerate(item) if texts]
     firsts, *seconds = zip(*(items[row][place] or () for row, place in places), strict=True)
     encoded, cut = encode_pairs(firsts, seconds[0] if seconds else None, tokenizer, max_length)
@@ -458,6 +461,7 @@ def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int)
     room = max_length - special
     words_in_text = [word for words in sentences for word in tokenizer.as_in_text(words)]
     flat, piece_offsets = tokenizer.of_tasks.encode_many(words_in_text)
+    # A word takes at least one position, for [UNK], and at most a row.
     sizes = np.clip(np.diff(piece_offsets), 1, room)
     sentence_offsets = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
     # The first word of each row: a row holds as many words of its sentence as fit.

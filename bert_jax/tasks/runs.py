@@ -104,6 +104,7 @@ def with_labels_of(loaded: LoadedModel, task: Task) -> LoadedModel:
 
     A checkpoint of another kind, or with labels that labels.permutation does not pair, is returned as it is.
     """
+    # The outputs keep their meaning, so that training continues at the old loss.
     if isinstance(task, ScaledTask):
         return with_target_scale(loaded, task.target_mean, task.target_std)
     if not loaded.task or loaded.task["kind"] != task.kind or task.kind not in HEADS or not task.labels:
@@ -132,6 +133,7 @@ class DistilledTask(DistilledObjective):
     def compare(self, models: Pair, batch: TaskBatch, dropout_key: PRNGKeyArray | None) -> tuple[Terms, Scalar]:
         outputs = self.base.outputs(models.student, batch, dropout_key)
         terms = self.base.terms_of(models.student, outputs, batch)
+        # Without soft targets, the teacher only gives hidden states.
         if SOFT not in self.term_metrics:
             return terms, jnp.zeros(())
         targets = self.base.outputs(models.teacher, batch, None)
@@ -261,6 +263,8 @@ def prepare(
     kept.keep_for(config)
     task, splits = kept.get("files", lambda report: _read(config.task, report), report)
     start = open_start(config, tokenizer, report, kept)
+    # The checkpoint decides what the configuration leaves open: the pooling of its heads, which Hugging Face folders
+    # record too, then the options of its task.
     given = getattr(config.task, "pooling", "")
     if start.loaded and not given:
         task = with_pooling(task, start.loaded.heads.pooling)
@@ -352,6 +356,7 @@ def open_start(
                 "init_from is not set; name the checkpoint to fine-tune with --config.init_from=CHECKPOINT (see --help)"
             )
         return Start(sizes.model_config(config.model, tokenizer.vocab_size), tokenizer, None)
+    # Dropout has no parameters, so it may differ from the checkpoint.
     for name, value in sizes.given_fields(config.model).items():
         if name not in ("dropout", "attention_dropout") and value != getattr(loaded.model, name):
             raise UserError(
@@ -370,6 +375,7 @@ def open_start(
 
 def _encode(task: Task, splits: Mapping[str, Split], start: Start, report: Report) -> Data:
     rows, counts = {}, {}
+    # A split without labels is kept for a submission.
     for name, split in splits.items():
         if not split.labelled:
             report(f"{split.path} has no labels; it is not evaluated")
@@ -441,6 +447,7 @@ def _padded_lengths(
     config: FinetuneConfig, steps: int, model: ModelConfig, rows: TaskRows, max_length: int
 ) -> tuple[int, ...]:
     """Chooses the lengths of training batches; without steps, the run ends by minutes."""
+    # A number that the user gives is used as it is; otherwise every length must repay its compilation.
     most = config.padded_lengths or batches.SHAPES
     if config.padded_lengths or not steps:
         return batches.best_lengths(rows.lengths, max_length, most)

@@ -205,6 +205,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
     @property
     def measured(self) -> "Task":
         """The task with plain cross-entropy as its loss, so that losses compare between runs with class weights."""
+        # The options of the training loss get their defaults.
         defaults: dict[str, Any] = {item.name: item.default for item in fields(self)}
         return replace(self, **{name: defaults[name] for name in self.training_options})
 
@@ -283,6 +284,7 @@ def choice_sums(
 
     Source: Radford et al. 2018, section 3.3; Devlin et al. 2019, section 4.4 (SWAG).
     """
+    # Absent choices get no probability. In float32, because bfloat16 sums lose digits.
     masked = jnp.where(present, scores.astype(jnp.float32), IMPOSSIBLE)
     loss, correct = classification_sums(masked, labels, weights)
     if smoothing:
@@ -328,6 +330,7 @@ def chain_sums(
     number is comparable with classification_sums. The tags must be allowed. Source: Lafferty et al. 2001; Lample et al.
     2016, section 2.2.
     """
+    # Positions without a tag (special tokens, further pieces of a word) are no links of the chain.
     tagged = weights > 0
     loss = chain.log_partition(logits, tagged, sequence_ids, allowed)
     loss -= chain.score(logits, tags, tagged, sequence_ids, allowed)
@@ -369,6 +372,7 @@ class ScaledTask(ScaledTargets, Task[Item, Rows]):
         mean, deviation = float(np.mean(targets)), float(np.std(targets))
         if self.scale_targets == "no" or (self.scale_targets == "auto" and max(abs(mean), deviation) <= LARGE):
             return self
+        # Equal targets have no deviation by which they could be divided.
         return replace(self, target_mean=mean, target_std=deviation or 1.0)
 
 

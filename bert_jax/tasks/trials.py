@@ -108,6 +108,7 @@ def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measur
     """
     if config.early_stop:
         check_measured("early_stop", config.early_stop, measured)
+    # A step has rows of the next epoch rather than fewer rows, so the last step is rounded up.
     epoch = math.ceil(rows / config.batch_size)
     length = config.steps or math.ceil(rows * config.epochs / config.batch_size)
     schedule = config.optimizer.schedule
@@ -162,6 +163,7 @@ def never_unfrozen(config: FinetuneConfig, rows: int, steps: int, layers: int) -
     if not (fitting := (steps - 1) // (layers + 1)):
         return f"{line}; use more steps"
     epochs = fitting * config.batch_size / rows
+    # Rounded down, so that the advice certainly fits; two digits.
     unit = 10.0 ** (math.floor(math.log10(epochs)) - 1)  # two digits, rounded down
     return f"{line}; --config.train_layers=gradual:{math.floor(epochs / unit) * unit:.2g} trains all"
 
@@ -205,6 +207,7 @@ def keep_best(workdir: Location, trial: Trial, averaged: bool) -> None:
     """Copies a trial's checkpoint to the workdir itself. averaged: whether the trial also has a moving average."""
     chosen = workdir / trial.folder
     note = workdir / BEST_FILE
+    # All processes take the step that the first one sees, because files may appear later for others.
     step = distributed.broadcast_from_primary(selected_step(chosen) or 0)
     content = {"run": trial.folder, "step": step}
     if distributed.broadcast_from_primary(note.exists() and json.loads(note.read_text(encoding="utf-8")) == content):

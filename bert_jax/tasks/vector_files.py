@@ -199,6 +199,7 @@ def embed_file(
         UserError: As in embed, read_stream and write_vectors.
     """
     source, output = Path(source), Path(output)
+    # Mistakes in the input and the output come before the model, which takes longer to open.
     texts = read_stream(source, form, text, text_pair)
     files = input_files(source, form)
     refuse_existing(output)

@@ -436,7 +436,7 @@ def asked(draw: np.random.Generator, number: int) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_a_model_learns_answers_and_their_absence(tmp_path: Path) -> None:
+def test_a_model_learns_answers_and_their_absence(tmp_path):
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     pieces = [*LETTERS, "n", *DIGITS, *(f"##{one}" for one in DIGITS)]
     (tmp_path / "vocab.txt").write_text("\n".join([*special, *pieces]))
