@@ -184,13 +184,21 @@ def settings_of(
     truncate_dim = truncate_dim or (own.truncate_dim if own else 0)
     pool = pool or (own.pooling if own else "mean")
     settings = VectorSettings(pool, bool(normalize), prompt or "", max_length or limit, layers, truncate_dim, cut_first)
-    refusals |= {
+    refusals |= _misfits(loaded, settings)
+    if message := next((message for message, refused in refusals.items() if refused), ""):
+        raise UserError(message)
+    return settings
+
+
+def _misfits(loaded: LoadedModel, settings: VectorSettings) -> dict[str, object]:
+    """Returns the messages for settings that do not fit a model, and whether they apply."""
+    pool, positions = settings.pool, loaded.model.max_positions
+    return {
         f"unknown --pool {pool!r}; choose from {', '.join(POOLS)}": pool not in POOLS,
-        f"--max_length is {max_length}; use {SHORTEST} to {positions} (the model's positions), or 0 for the maximum": (
-            not SHORTEST <= settings.max_length <= positions
-        ),
+        f"--max_length is {settings.max_length}; use {SHORTEST} to {positions} (the model's positions), or 0 for the "
+        "maximum": not SHORTEST <= settings.max_length <= positions,
         "--layers is mix, whose weights are learned together with a head. Use bert-jax features --layers mix, or "
-        "another name of layers": layers == MIX,
+        "another name of layers": settings.layers == MIX,
         "--pool is cls, but in a causal model the first token sees only itself. Use mean, max or none": (
             pool == "cls" and loaded.model.causal
         ),
@@ -198,12 +206,9 @@ def settings_of(
             pool == "cls" and not loaded.vocabulary.adds_special_tokens
         ),
         f"--normalize, --truncate_dim and prompts are for vectors of texts, but --pool is {pool}. Omit them": (
-            pool not in TEXT_POOLS and (normalize or prompt or truncate_dim)
+            pool not in TEXT_POOLS and (settings.normalize or settings.prompt or settings.truncate_dim)
         ),
     }
-    if message := next((message for message, refused in refusals.items() if refused), ""):
-        raise UserError(message)
-    return settings
 
 
 class Embedder:

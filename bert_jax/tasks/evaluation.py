@@ -209,37 +209,25 @@ def evaluate(
 
     Args:
         data: Shards, a labelled file or folder of the checkpoint's task, or a folder in BEIR's layout.
-        max_rows: The number of rows of shards that are measured; 0: all.
-        max_length, truncate_dim: As in measurement.evaluate; in retrieval, as in embedder.settings_of.
-        skip_self: As in retrieval.measure_beir.
+        max_rows, pseudo_perplexity: For shards, the number of rows (0: all), and whether tokens are masked in turn.
+        skip_self: For retrieval, as in retrieval.measure_beir.
         average: The average in a checkpoint that is given by its path, as in open_checkpoint.
-        mesh: By default, rows are sharded over all devices.
-        pseudo_perplexity: Whether to measure the pseudo-perplexity on shards too.
-        columns, label_map, metrics, positive, null_threshold: As in measurement.evaluate.
+        mesh: By default, rows are sharded over all devices. The other options are those of measurement.evaluate.
 
     Returns:
         Metrics by name: `loss`, `mlm_loss`, `mlm_accuracy`, ... and perplexities, or those of the task, with its
         `counts`. An undefined metric, such as a correlation with a constant, is None.
 
     Raises:
-        UserError: The checkpoint lacks a head or has another tokenizer than the data, the data does not use an option,
-            or the mesh does not fit the model or the devices.
+        UserError: The checkpoint or the mesh does not fit the data, or the data does not use an option.
     """
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    kind, reason = "shards", "the checkpoint has no task, and the evaluation on shards"
-    if retrieval.is_beir(Path(data)):
-        kind, reason = "retrieval", f"{data} is a retrieval data set, and its evaluation"
-    elif loaded.task:
-        kind, reason = "task", f"the checkpoint was fine-tuned for {loaded.task['name']}, and the evaluation of tasks"
     names = columns or Columns()
     options: dict[str, object] = {"text": names.text, "text_pair": names.text_pair, "label": names.label}
     options |= {"metrics": metrics, "label_map": label_map, "positive": positive, "max_rows": max_rows}
     options |= {"max_length": max_length, "truncate_dim": truncate_dim, "skip_self": skip_self}
     options |= {"pseudo_perplexity": pseudo_perplexity, "null_threshold": null_threshold is not None}
-    # The default mesh is no choice of the user.
-    options |= {"mesh": mesh not in (None, MeshConfig())}
-    if unused := ", ".join(f"--{name}" for name, value in options.items() if value and name not in USED[kind]):
-        raise UserError(f"{reason} does not use {unused}; omit it")
+    kind = _checked_kind(loaded, data, options | {"mesh": mesh not in (None, MeshConfig())})
     if kind == "retrieval":
         settings = settings_of(loaded, max_length=max_length, truncate_dim=truncate_dim)
         return retrieval.evaluate(loaded, Path(data), settings, batch_size, compute_dtype, skip_self)
@@ -258,3 +246,15 @@ def evaluate(
     dataset = open_dataset(data, "eval")  # of DIR/train, its own part
     pseudo = measure_pseudo_perplexity(loaded, dataset, config, max_rows) if pseudo_perplexity else {}
     return objective_metrics(loaded, dataset, config, max_rows) | pseudo
+
+
+def _checked_kind(loaded: LoadedModel, data: str | Path, options: Mapping[str, object]) -> str:
+    """Returns the kind of data to evaluate on. Raises UserError for options that it does not use."""
+    kind, reason = "shards", "the checkpoint has no task, and the evaluation on shards"
+    if retrieval.is_beir(Path(data)):
+        kind, reason = "retrieval", f"{data} is a retrieval data set, and its evaluation"
+    elif loaded.task:
+        kind, reason = "task", f"the checkpoint was fine-tuned for {loaded.task['name']}, and the evaluation of tasks"
+    if unused := ", ".join(f"--{name}" for name, value in options.items() if value and name not in USED[kind]):
+        raise UserError(f"{reason} does not use {unused}; omit it")
+    return kind

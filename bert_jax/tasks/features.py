@@ -316,8 +316,7 @@ def features(
     Returns:
         `task, head, seeds, counts, layers`. By layer name, layers holds `width`, `epochs` by seed, and by split (dev,
         and test if it has labels) the metrics' `mean`, `std` (sample standard deviation; None for one seed) and
-        `values`. `mix` also has `weights` (of the embeddings and the layers) and `gamma`, the factor of their sum, by
-        seed.
+        `values`. `mix` also has `weights` (of embeddings and layers) and `gamma`, the factor of their sum, by seed.
 
     Raises:
         UserError: The task is no tagging task or has no dev file, or the model does not have a layer.

@@ -237,7 +237,8 @@ def _predict(
     vocabulary, top = sizes
     # The embedding table may have more rows than there are tokens.
     logits = masked_logits(model, model.encode(batch).last, positions)[..., :vocabulary]
-    return tuple(jax.lax.top_k(jax.nn.softmax(logits), top))
+    values, tokens = jax.lax.top_k(jax.nn.softmax(logits), top)
+    return values, tokens
 
 
 def generate(

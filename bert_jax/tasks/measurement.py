@@ -30,7 +30,7 @@ from bert_jax.tasks.labels import NamedLabelsTask, check_names
 from bert_jax.tasks.reading import tables
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.registry import task_of
-from bert_jax.tasks.rows import TaskRows
+from bert_jax.tasks.rows import Split, TaskRows
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization.vocabulary import Vocabulary
 from bert_jax.train import sharding
@@ -135,17 +135,12 @@ def evaluate(
     task = with_max_length(task_of(loaded), max_length, loaded.model)
     task = dataclasses.replace(task, columns=(columns or task.columns).filled(task.columns))
     task = with_null_threshold(task, null_threshold)
-    # Thresholds that the checkpoint does not record become 1/2: if they were chosen on the measured file, they would
-    # flatter the model.
+    # Thresholds that the checkpoint lacks become 1/2: those chosen on the measured file would flatter the model.
     task = task.calibrated({})
     task = _with_options(task, label_map, metrics, positive, truncate_dim)
     if truncate_dim:
         task.check_model(loaded.model)
-    files = _files(task, Path(data))
-    contents = {name: registry.read(task, path, label_required=False) for name, path in files.items()}
-    labelled = {name: split for name, split in contents.items() if split.labelled}
-    if not labelled:
-        raise UserError(f"{data} has no labels (column {task.columns.label!r}), which evaluation needs")
+    labelled = _read_labelled(task, Path(data))
     # The parameters are placed once for all splits.
     tokenizer = tokenizer_of(loaded)
     params = task_params(loaded, task, sharding.make_mesh(config.mesh))
@@ -193,6 +188,15 @@ def _with_options(
 def metric_prefix(split: str) -> str:
     """Returns the prefix of a split's metrics: none for dev, otherwise its name (`test_`, `dev_mismatched_`)."""
     return "" if split in ("dev", "data") else f"{split}_"
+
+
+def _read_labelled(task: Task, data: Path) -> dict[str, Split[Any]]:
+    """Reads the files that have labels, by split."""
+    splits = {name: registry.read(task, path, label_required=False) for name, path in _files(task, data).items()}
+    labelled = {name: split for name, split in splits.items() if split.labelled}
+    if not labelled:
+        raise UserError(f"{data} has no labels (column {task.columns.label!r}), which evaluation needs")
+    return labelled
 
 
 def _files(task: Task, data: Path) -> dict[str, Path]:

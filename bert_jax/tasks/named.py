@@ -289,10 +289,11 @@ class EwtTask(TaggingTask):
         # The lists of the Hugging Face data set also hold what is no word, which read_conllu leaves out.
         sentences = []
         for item in split.items:
-            words = [index for index, tag in enumerate(item.tags or ()) if tag != NO_WORD]
-            fields = {name: tuple(getattr(item, name)[index] for index in words) for name in ("words", "tags", "lines")}
-            sentences.append(item._replace(**fields))
-        return replace(split, items=tuple(sentence for sentence in sentences if sentence.words))
+            rows = zip(item.words, item.tags or (), item.lines, strict=True)
+            if kept_rows := [row for row in rows if row[1] != NO_WORD]:
+                words, tags, lines = zip(*kept_rows, strict=True)
+                sentences.append(item._replace(words=words, tags=tags, lines=lines))
+        return replace(split, items=tuple(sentences))
 
 
 TAGGING = (

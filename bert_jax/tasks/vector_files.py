@@ -70,10 +70,7 @@ def write_vectors(
     """Writes one vector per text to shards, and returns the content of _manifest.json: job, count, width, shards.
 
     A shard vectors-00000.npy holds [shard_size, width]. One of Parquet has the columns `row`, the text's number from
-    0, and `embedding`, a list of fixed size.
-
-    Args:
-        job: What the vectors depend on.
+    0, and `embedding`, a list of fixed size. `job` says what the vectors depend on.
 
     Raises:
         UserError: The output exists, DIR.incomplete belongs to another job, there are no texts, or an option is

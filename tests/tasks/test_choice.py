@@ -148,10 +148,8 @@ def test_the_loss_is_over_the_choices_that_are_there(rows):
 
 def test_padding_and_fillers_change_neither_loss_nor_gradient(rows):
     plain, padded = rows.batch(np.array([0, 1, 2]), 10), rows.batch(np.array([0, 1, 2, -1, -1]), 16)
-    for left, right in zip(
-        jax.tree.leaves(gradient(params(), plain)), jax.tree.leaves(gradient(params(), padded)), strict=True
-    ):
-        np.testing.assert_allclose(left, right, atol=2e-6)
+    pair = gradient(params(), plain), gradient(params(), padded)
+    jax.tree.map(lambda left, right: np.testing.assert_allclose(left, right, atol=2e-6), *pair)
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
@@ -224,10 +222,8 @@ def test_copa_asks_for_the_cause_or_the_effect(tmp_path):
         json_lines(folder / f"{name}.jsonl", records)
     task, files = registry.resolve(AutoTaskConfig(name="copa", data_dir=str(tmp_path)))
     split = registry.read(task, files["train"])
-    assert [item.context for item in split.items] == [
-        "It rained. What happened as a RESULT?",
-        "I fell. What was the CAUSE of this?",
-    ]
+    contexts = ["It rained. What happened as a RESULT?", "I fell. What was the CAUSE of this?"]
+    assert [item.context for item in split.items] == contexts
     parsed = task.parse(Path("in"), [InputRecord(2, COPA[1])]).items[0]
     assert split.items[1] == parsed._replace(label="1", numbered=True)
     assert not registry.read(task, files["test"], label_required=False).labelled
@@ -241,15 +237,9 @@ def own(path: Path, **columns: str) -> Split[MultipleChoice]:
 
 
 def test_own_items_have_a_list_of_choices_or_columns_of_them(tmp_path, letters):
-    listed = json_lines(
-        tmp_path / "own.jsonl",
-        [
-            {"context": "a", "options": ["b", "c", "d"], "right": 2},
-            {"context": "a", "options": ["b", "c"], "right": "B"},
-            {"context": "a", "options": ["b", "c"], "right": "b"},
-        ],
-    )
-    split = own(listed, choices=("options",))
+    given = (("bcd", 2), ("bc", "B"), ("bc", "b"))
+    records = [{"context": "a", "options": [*options], "right": right} for options, right in given]
+    split = own(json_lines(tmp_path / "own.jsonl", records), choices=("options",))
     assert TASK.encode(split, letters).labels.tolist() == [2, 1, 0]
     columns = tmp_path / "own.tsv"
     columns.write_text("context\tone\ttwo\tthree\tright\na\tb\tc\t\t1\na\tb\tc\td\t2\n")
@@ -292,10 +282,8 @@ def test_a_label_that_is_no_choice_or_could_be_two_is_refused(letters, items, sa
 
 
 def numbers_of(path: Path, *labels: int | str) -> Split[MultipleChoice]:
-    choices = ["1", "2", "3", "4"]
-    return own(
-        json_lines(path, [{"context": "a", "options": choices, "right": one} for one in labels]), choices=("options",)
-    )
+    records = [{"context": "a", "options": ["1", "2", "3", "4"], "right": label} for label in labels]
+    return own(json_lines(path, records), choices=("options",))
 
 
 def test_numbers_are_indices_whatever_the_choices(tmp_path, letters):
@@ -315,9 +303,7 @@ def test_the_training_file_decides_what_labels_of_other_files_are(tmp_path, lett
         if expected:
             assert task.encode(second, letters).labels.tolist() == expected
             continue
-        with pytest.raises(
-            UserError, match=r"b?a.jsonl line 2: label '1' is the text of choice 0 \(from 0\), and as an"
-        ):
+        with pytest.raises(UserError, match=r"b?a.jsonl line 2: label '1' is the text of choice 0 \(from 0\), and as"):
             task.encode(second, letters)  # texts, of which 0 is none
     mixed = numbers_of(tmp_path / "own.jsonl", "4", 1)
     assert TASK.complete(dev).encode(mixed, letters).labels.tolist() == [3, 1]

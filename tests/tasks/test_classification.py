@@ -138,9 +138,7 @@ def test_labels_come_from_the_training_file_in_order():
 
 
 def test_an_unknown_label_is_refused_with_file_and_line(letters):
-    with pytest.raises(
-        UserError, match=r"train.tsv line 3: unknown label 'perhaps'; the task's labels are: 'no', 'yes'"
-    ):
+    with pytest.raises(UserError, match=r"train.tsv line 3: unknown label 'perhaps'; .* labels are: 'no', 'yes'"):
         TASK.encode(split_of(("a", None, "yes"), ("b", None, "perhaps")), letters)
 
 
@@ -410,13 +408,10 @@ def test_the_hugging_face_layout_says_that_labels_are_independent(tmp_path):
 def test_labels_are_sorted_or_in_the_order_of_columns_and_keep_their_names(tmp_path):
     split = Split(Path("a.tsv"), tuple(LabelSet("a", None, labels, 1) for labels in SETS), labelled=True)
     assert MultiLabelTask("own").complete(split).labels == ("anger", "fear", "joy")
-    assert MultiLabelTask("own", columns=Columns("text", label="joy,anger,fear,none")).complete(split).labels == (
-        *LABELS,
-        "none",
-    )
-    config = MultiLabelConfig(
-        train=str(json_lines(tmp_path / "a.jsonl")), text="text", label="labels", label_map={"joy": "JOY"}
-    )
+    in_columns = MultiLabelTask("own", columns=Columns("text", label="joy,anger,fear,none"))
+    assert in_columns.complete(split).labels == (*LABELS, "none")
+    train = str(json_lines(tmp_path / "a.jsonl"))
+    config = MultiLabelConfig(train=train, text="text", label="labels", label_map={"joy": "JOY"})
     task, files = registry.resolve(config)
     assert task.complete(registry.read(task, files["train"])).labels == ("JOY", "anger", "fear")
     one = dataclasses.replace(split, items=(LabelSet("a", None, ("x",), 1),))
@@ -449,17 +444,14 @@ def test_a_run_learns_labels_and_keeps_the_thresholds_of_dev(start, tmp_path):
     assert error_sections(tmp_path / "run", read_config(tmp_path / "run"), most=10) == []  # the report has none
 
 
-@pytest.mark.parametrize("value", [[0, 1, 0, 1], [0, 0, 0], [True, False]])
-def test_a_value_for_each_class_is_not_taken_for_the_numbers_of_classes(tmp_path, value):
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "the cat", "labels": value}) + "\n")
-    with pytest.raises(UserError, match=r"line 1: column 'labels' holds .*, one value for each class"):
-        sets_of(tmp_path / "a.jsonl")
-
-
-def test_a_value_for_each_of_two_classes_is_not_taken_for_both(tmp_path):
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [([[0, 1, 0, 1]], " line 1"), ([[0, 0, 0]], " line 1"), ([[True, False]], " line 1"), ([[0, 1], [1, 0]], "")],
+)
+def test_a_value_for_each_class_is_not_taken_for_the_numbers_of_classes(tmp_path, values, place):
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": "the cat", "labels": pair}) + "\n" for pair in ([0, 1], [1, 0])))
-    with pytest.raises(UserError, match=r"a\.jsonl: column 'labels' holds \[0, 1\], one value for each class"):
+    path.write_text("".join(json.dumps({"text": "the cat", "labels": value}) + "\n" for value in values))
+    with pytest.raises(UserError, match=rf"a\.jsonl{place}: column 'labels' holds .*, one value for each class"):
         sets_of(path)
     path.write_text("".join(json.dumps({"text": "the cat", "labels": pair}) + "\n" for pair in ([0, 1], [1])))
     assert sets_of(path) == [("0", "1"), ("1",)]

@@ -55,11 +55,7 @@ def test_json_lines_and_parquet_keep_line_ends_and_tabs(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "t.jsonl",
-            '{"text": "a"}\n{"title": "b"}\n',
-            "t.jsonl line 2: 'text' is None, not a text. Its fields are 'title'",
-        ),
+        ("t.jsonl", '{"text": "a"}\n{"title": "b"}\n', "line 2: 'text' is None, not a text. Its fields are 'title'"),
         ("t.jsonl", '{"text": "a"}\n\n{"title": "b"}\n', "t.jsonl line 3: 'text' is None"),
         ("t.json", '[{"text": "a"}]', r"t.json may be one JSON document.* --form jsonl"),
         ("t.jsonl", "[1]\n", r"t.jsonl line 1 is not a JSON object: \[1\]"),

@@ -207,11 +207,9 @@ def gradients_of(loss: str, mesh: tuple[int, int] | None, mesh_config: MeshConfi
     weights = np.ones(16, np.float32)
     weights[5] = 0
     numbers_of_rows = np.array([*range(12), 3, 4, 0, 3], np.int32)  # some are in the batch twice, on other devices, too
+    values = (draw.integers(5, 100, real.shape), 0, numbers, np.arange(length))
     batch = SideBySideBatch(
-        *(
-            np.where(real, values, 0).reshape(16, -1).astype(np.int32)
-            for values in (draw.integers(5, 100, real.shape), 0, numbers, np.arange(length))
-        ),
+        *(np.where(real, value, 0).reshape(16, -1).astype(np.int32) for value in values),
         labels=GroupLabels(draw.integers(0, 4, 16).astype(np.float32), np.ones((16, texts), bool), numbers_of_rows),
         label_weights=weights,
     )
@@ -286,13 +284,9 @@ def synonyms(folder: Path) -> dict[str, str]:
     (search / "qrels").mkdir(parents=True)
     documents = dict.fromkeys(text for _, text in rows[128:])
     names = {text: f"d{number}" for number, text in enumerate(documents)}
-    (search / "corpus.jsonl").write_text(
-        "".join(json.dumps({"_id": name, "title": "", "text": text}) + "\n" for text, name in names.items())
-    )
+    written(search, "corpus.jsonl", ("_id", "title", "text"), [(name, "", text) for text, name in names.items()])
     queries = {text: f"q{number}" for number, (text, _) in enumerate(rows[128:])}
-    (search / "queries.jsonl").write_text(
-        "".join(json.dumps({"_id": name, "text": text}) + "\n" for text, name in queries.items())
-    )
+    written(search, "queries.jsonl", ("_id", "text"), [(name, text) for text, name in queries.items()])
     found = [f"{queries[a]}\t{names[b]}\t1" for a, b in rows[128:]]
     (search / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *found]) + "\n")
     files["search"] = str(search)
@@ -302,17 +296,10 @@ def synonyms(folder: Path) -> dict[str, str]:
 @pytest.mark.slow
 def test_a_model_learns_which_texts_belong_together_and_keeps_its_settings(tmp_path, start, one_device):
     files = synonyms(tmp_path)
+    data = {name: files[name] for name in ("train", "dev")}
     config = FinetuneConfig(
         init_from=str(start),
-        task=EmbeddingConfig(
-            train=files["train"],
-            dev=files["dev"],
-            text="a",
-            text_pair="b",
-            max_length=8,
-            query_prompt="the ",
-            symmetric=True,
-        ),
+        task=EmbeddingConfig(text="a", text_pair="b", max_length=8, query_prompt="the ", symmetric=True, **data),
         optimizer=AdamW(learning_rate=1e-2),
         batch_size=32,
         epochs=60.0,
@@ -351,21 +338,9 @@ def test_what_a_loss_over_vectors_cannot_do_is_refused(tmp_path, start, one_devi
 
 
 def test_training_continues_with_the_settings_of_a_folder(tmp_path, start):
-    loaded = dataclasses.replace(
-        open_checkpoint(start),
-        task={
-            "name": "own",
-            "kind": "embedding",
-            "labels": [],
-            "max_length": 16,
-            "pooling": "cls",
-            "normalize": False,
-            "prompt": "x",
-            "query_prompt": "query: ",
-            "prompts": [["query", "query: "], ["other", "x"]],
-            "truncate_dim": 5,
-        },
-    )
+    task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 16, "pooling": "cls", "normalize": False}
+    task |= {"prompt": "x", "query_prompt": "query: ", "prompts": [["query", "query: "], ["other", "x"]]}
+    loaded = dataclasses.replace(open_checkpoint(start), task=task | {"truncate_dim": 5})
     huggingface_export.write_sentence_transformer(loaded, tmp_path / "folder")
     own = open_checkpoint(tmp_path / "folder").task
     options = EmbeddingConfig(train=synonyms(tmp_path)["train"], text="a", text_pair="b")

@@ -129,12 +129,8 @@ def test_entities_are_those_of_the_file_where_the_labels_lack_beginnings(letters
         guessed = tagging.entities(written)
         right = len({*guessed} & {*tagging.entities(tags)})
         assert (found["precision"], found["recall"]) == (right / len(guessed), right / 4)
-        assert found["accuracy"] == np.mean(
-            [
-                one == true
-                for one, true in zip(written, ["I-PER", "B-PER", *file[2:3], "I-LOC", "B-LOC", "I-LOC"], strict=True)
-            ]
-        )
+        truth = np.array(["I-PER", "B-PER", *file[2:3], "I-LOC", "B-LOC", "I-LOC"])
+        assert found["accuracy"] == np.mean(np.array(written) == truth)
 
 
 @pytest.mark.parametrize("labels", [("O", "I-PER", "I-LOC"), ("O", "B-LOC", "I-LOC", "I-PER")])
@@ -198,10 +194,8 @@ def test_tags_of_a_sentence_in_several_rows_are_a_sequence_of_their_scheme(lette
     rows = task.encode(split, letters)
     assert rows.count == 40 and not rows.whole.all()
     draw = np.random.default_rng(0)
-    crf = {
-        name: draw.normal(size=size).astype(np.float32)
-        for name, size in (("transitions", (5, 5)), ("start", 5), ("end", 5))
-    }
+    sizes = {"transitions": (5, 5), "start": 5, "end": 5}
+    crf = {name: draw.normal(size=size).astype(np.float32) for name, size in sizes.items()}
     answers = answers_of(task, rows, draw.normal(0, 3, (rows.count, 5, 5)), crf)
     before = rows.by_sentence([labels[tag] for tag in rows.at_words([answer.tags for answer in answers])])
     after = [one["tags"] for one in task.predictions(rows, answers)]
@@ -216,10 +210,7 @@ def test_tags_of_a_sentence_in_several_rows_are_a_sequence_of_their_scheme(lette
     ("options", "said"),
     [
         ({"decode": "mean"}, "add --config.task.label_subwords=all"),
-        (
-            {"crf": True, "label_subwords": "all"},
-            "task.crf uses the first piece of each word; leave out task.label_subwords=all",
-        ),
+        ({"crf": True, "label_subwords": "all"}, "task.crf uses the first piece of each word"),
         ({"label_subwords": "last"}, "unknown task.label_subwords 'last'; choose from first, all"),
         ({"crf": True, "class_weights": "balanced"}, "which task.crf replaces; remove one of the two"),
         ({"crf_rate": 10.0}, "task.crf_rate is 10.0, but there is no CRF"),
@@ -323,16 +314,13 @@ def test_entities_are_measured_over_whole_sentences(letters):
 
 def test_an_unknown_tag_is_refused_with_file_and_line(letters):
     split = split_of([("a", "N")], [("b", "V"), ("c", "ADJ")])
-    with pytest.raises(
-        UserError, match=r"train.conll line 4: unknown label 'ADJ'; the task's labels are: 'N', 'V', 'X'"
-    ):
+    with pytest.raises(UserError, match=r"train.conll line 4: unknown label 'ADJ'; .* labels are: 'N', 'V', 'X'"):
         TASK.encode(split, letters)
 
 
 def test_the_baseline_takes_the_most_frequent_tag_of_the_word_and_of_all():
-    train = split_of(
-        [("run", "V"), ("run", "N"), ("run", "V"), ("a", "X")], [("b", "X"), ("c", "X"), ("tie", "V"), ("tie", "N")]
-    )
+    run, tie = [("run", "V"), ("run", "N"), ("run", "V"), ("a", "X")], [("tie", "V"), ("tie", "N")]
+    train = split_of(run, [("b", "X"), ("c", "X"), *tie])
     test = split_of([("run", "V"), ("run", "N"), ("tie", "N"), ("new", "X"), ("newer", "V")])
     found = tagging.most_frequent_tag_baseline(train, test)
     assert found == tagging.Baseline(accuracy=3 / 5, unknown_accuracy=1 / 2, words=5, unknown_words=2)
@@ -379,9 +367,11 @@ def test_labels_are_in_the_order_of_the_classes_that_a_file_names():
 
 
 ENTITY_METRICS = ("precision", "recall", "f1")
-BIO = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), min_size=1, max_size=9)
+BIO_TAGS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
+BIO = st.lists(st.sampled_from(BIO_TAGS), min_size=1, max_size=9)
 IOBES = st.lists(st.sampled_from(["O", *(f"{m}-{t}" for m in "BIES" for t in "XY")]), min_size=1, max_size=9)
 
+BILOU = st.lists(st.sampled_from(["O", *(f"{m}-{t}" for m in "BILU" for t in "XY")]), min_size=1, max_size=9)
 BARE_IOBES = st.lists(st.lists(st.sampled_from("OBIES"), min_size=1, max_size=9), min_size=2, max_size=2)
 
 
@@ -444,17 +434,12 @@ def test_tags_without_types_are_those_of_one_type(sentences):
     lengths = min(map(len, sentences))
     truth, guess = ([tags[:lengths]] for tags in sentences)
     wanted_truth, wanted_guess = ([tags[:lengths]] for tags in typed)
-    assert compute_metrics(TAGGING_METRICS, ENTITY_METRICS, truth, guess) == compute_metrics(
-        TAGGING_METRICS, ENTITY_METRICS, wanted_truth, wanted_guess
-    )
+    wanted_metrics = compute_metrics(TAGGING_METRICS, ENTITY_METRICS, wanted_truth, wanted_guess)
+    assert compute_metrics(TAGGING_METRICS, ENTITY_METRICS, truth, guess) == wanted_metrics
 
 
 @settings(deadline=None)
-@given(
-    tags=st.lists(
-        st.sampled_from(["O", *(f"{mark}-{name}" for mark in "BILU" for name in "XY")]), min_size=1, max_size=9
-    )
-)
+@given(tags=BILOU)
 def test_bilou_is_iobes_by_other_letters(tags):
     split = Split(Path("train.conll"), (Sentence(tuple("w" * len(tags)), tuple(tags), (1,)),), True)
     (found,) = tagging.with_usual_letters(split).items
@@ -470,10 +455,8 @@ def test_bmes_is_iobes_and_classes_stay_as_they_are():
         (("L-X", "NOUN"), ("L-X", "NOUN")),
         (("M-X", "L-X"), ("M-X", "L-X")),
     ]:
-        split = Split(
-            Path("train.conll"), (Sentence(tuple("w" * len(tags)), tags, (1,)), Sentence(("a",), None, ())), True
-        )
-        first, second = tagging.with_usual_letters(split).items
+        sentences = Sentence(tuple("w" * len(tags)), tags, (1,)), Sentence(("a",), None, ())
+        first, second = tagging.with_usual_letters(Split(Path("train.conll"), sentences, True)).items
         assert first.tags == wanted and second.tags is None
 
 
@@ -497,11 +480,7 @@ def test_a_set_of_tags_is_closed_in_its_scheme():
 
 
 @settings(deadline=None)
-@given(
-    pairs=st.lists(
-        st.lists(st.tuples(*[st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"])] * 2), min_size=1), min_size=1
-    )
-)
+@given(pairs=st.lists(st.lists(st.tuples(*[st.sampled_from(BIO_TAGS)] * 2), min_size=1), min_size=1))
 def test_entity_scores_are_shares_of_equal_entities(pairs):
     truth, guess = ([[pair[side] for pair in sentence] for sentence in pairs] for side in (0, 1))
     sides = [{(row, found) for row, tags in enumerate(part) for found in entities(tags)} for part in (truth, guess)]
