@@ -39,7 +39,7 @@ Batches = Iterator[tuple[Int64[np.ndarray, "B"], TaskBatch]]  # indices of the r
 def best_lengths(
     lengths: Int64[np.ndarray, "N"], max_length: int, shapes: int = SHAPES, *, passes: float = 1.0, price: float = 0.0
 ) -> tuple[int, ...]:
-    """Finds the lengths, at most `shapes` and ascending, with which epochs of rows of these lengths cost least.
+    """Finds padded lengths, at most `shapes` and ascending, with which rows of these lengths cost least.
 
     The cost is the number of padded positions in `passes` epochs, and `price` positions for every length.
     """
@@ -101,7 +101,7 @@ def sorted_batches(rows: TokenRows, batch_size: int, max_length: int) -> Batches
 
 
 def bucketed_batches(rows: TokenRows, batch_size: int, devices: int, max_length: int) -> Batches:
-    """Yields batches of rows that are padded to the same length, for inputs of any number."""
+    """Yields batches of rows that are padded to the same length, for any number of inputs."""
     lengths, row_lengths = np.unique(rows.lengths, return_inverse=True)
     padded = np.array([padded_length(int(length), max_length) for length in lengths], np.int64)[row_lengths]
     for length in np.unique(padded):
@@ -117,14 +117,14 @@ def bucketed_batches(rows: TokenRows, batch_size: int, devices: int, max_length:
 
 
 class TaskSource:
-    """The training batches of a task: law 1 of docs/architecture.md over epochs of seeded permutations.
+    """A task's training batches: law 1 in docs/architecture.md over epochs of seeded permutations.
 
     Args:
         lengths: A batch is padded to the smallest one that holds its longest row.
         pool: The number of steps in a pool. A pool takes the rows that follow the last pool in the endless
             concatenation of permuted epochs, and within it rows of similar length share a batch. A pool of 1 takes rows
             in their order. The order of the batches is the same for every seed.
-        steps: The number of all steps, if known. It ends the last pool, so that no row of the last epoch is left out.
+        steps: The run's length, if known. It ends the last pool, so that no row of the last epoch is left out.
     """
 
     def __init__(

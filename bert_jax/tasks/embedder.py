@@ -1,4 +1,4 @@
-"""Vectors of texts, of their tokens or of their words, computed by one model.
+"""Vectors of texts, tokens or words, computed by one model.
 
 Read `encode`, which turns texts into rows, then `Embedder`, then `embed`.
 """
@@ -231,7 +231,7 @@ class Embedder:
         self.width = self._model.widths[settings.layers]
 
     def vectors(self, texts: Sequence[str | Texts], prompt: str | None = None) -> Float32[np.ndarray, "N W"]:
-        """Computes one vector per text of a window. A prompt replaces the one of the settings."""
+        """Computes one vector per text in a window. By default, the prompt is in the settings."""
         encoded = self._encode(texts, self.settings.prompt if prompt is None else prompt)
         # Batches have one size, so that few programs serve many windows.
         size = sharding.whole_rows(self._batch_size, self._model.mesh)

@@ -215,7 +215,7 @@ def evaluate(
         mesh: By default, rows are sharded over all devices. The other options are those of measurement.evaluate.
 
     Returns:
-        Metrics by name: `loss`, `mlm_loss`, `mlm_accuracy`, ... and perplexities, or those of the task, with its
+        Metrics by name: `loss`, `mlm_loss`, `mlm_accuracy`, ... and perplexities, or the task's, with its
         `counts`. An undefined metric, such as a correlation with a constant, is None.
 
     Raises:

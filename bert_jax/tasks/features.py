@@ -1,4 +1,4 @@
-"""Compares the layers of a frozen model on a tagging task by training a small head on the vectors of each.
+"""Compares the layers of a frozen model on a tagging task by training a small head on each.
 
 `features` is the job. Before it come the vectors of words, and the heads with their training.
 """
@@ -143,8 +143,7 @@ class Head(nnx.Module):
     """A dense layer over words' vectors, after two layers of a BiLSTM if options.head is bilstm (Devlin et al. 2019).
 
     Args:
-        mixed: The number of layers that are concatenated in the vectors, of which it reads a learned mix; 0: it reads
-            the vectors.
+        mixed: The number of layers that the vectors concatenate and the head mixes; 0: it reads the vectors.
     """
 
     def __init__(self, options: HeadOptions, width: int, classes: int, rngs: nnx.Rngs, mixed: int = 0) -> None:

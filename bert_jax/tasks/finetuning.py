@@ -47,10 +47,10 @@ _NOT_IN_NAMES = re.compile(r"[^\w.+-]")  # characters that folder names do not h
 
 
 class Setting(NamedTuple):
-    """One setting of a sweep: its values, its folder in the workdir, and the configuration of its fine-tuning."""
+    """One setting in a sweep."""
 
     values: dict[str, Any]  # by key
-    folder: str
+    folder: str  # in the workdir
     config: FinetuneConfig
 
 
@@ -88,7 +88,7 @@ def check(
     tokenizer: Tokenizer | None = None,
     kept: Kept | None = None,
 ) -> None:
-    """Checks all settings by preparing them as they will be prepared again, with what they share in `kept`.
+    """Checks all settings by preparing them as they will be prepared again; `kept` holds the data that they share.
 
     Raises:
         UserError: A setting cannot be trained, or there are several settings and no dev file.

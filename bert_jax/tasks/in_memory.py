@@ -1,4 +1,4 @@
-"""Data and models in memory, written to the files that a run reads: what `bert_jax.finetune` and `evaluate` take.
+"""Data and models in memory, written to the files that a run reads, for `bert_jax.finetune` and `evaluate`.
 
 `data_file` writes a table of any library as JSON lines, `checkpoint_path` a model as a checkpoint.
 """
@@ -132,7 +132,7 @@ def _line(place: str, row: Mapping[Any, Any], task: TaskConfig) -> str:
 
 
 def _rows(table: Any) -> list[Any]:
-    """Lists the rows of a DataFrame, or the items of any other table; a value that is no table has none."""
+    """Lists a DataFrame's rows, or any other table's items; a value that is no table has none."""
     # Attributes of the type, because columns of pandas are attributes of the DataFrame.
     if hasattr(type(table), "collect"):  # a LazyFrame of polars
         table = table.collect()
@@ -148,7 +148,7 @@ def _rows(table: Any) -> list[Any]:
 def _plain(value: Any, sets: bool = False) -> Any:
     """Converts a value to JSON's types: missing values to null, bytes and dates to texts, arrays to lists.
 
-    With `sets`, sets become lists too. Raises ValueError, which says what is expected, for other values.
+    With `sets`, sets become lists too. For other values, raises ValueError with the expected type.
     """
     if getattr(getattr(value, "dtype", None), "kind", "") == "M":  # NumPy's dates, which tolist makes numbers
         value = value.astype(str)

@@ -216,7 +216,7 @@ def with_null_threshold(task: Task, threshold: float | None) -> Task:
 
 
 def check_kind(task: Task, kind: type, flag: str, value: object, lacks: str) -> None:
-    """Raises UserError for a flag of another kind of task."""
+    """Raises UserError for a flag that only another kind of task has."""
     if not isinstance(task, kind):
         raise UserError(f"--{flag} is {value!r}, but a task of kind {task.kind} has no {lacks}; omit it")
 

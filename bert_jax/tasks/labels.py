@@ -1,6 +1,6 @@
 """Labels: their meaning in a file, their ids, and class weights in the loss.
 
-First the functions that match names of labels, then the base classes of the kinds that have labels with names.
+First the functions that match label names, then the base classes of kinds with named labels.
 """
 
 import abc
@@ -55,7 +55,7 @@ def _form(label: str) -> str:
 
 @dataclass(frozen=True)
 class NamedLabelsTask(LabelMap, Task[Item, Rows]):
-    """A task whose items have labels with names; without a label_map, they mean what they say (same_names)."""
+    """A task whose items have named labels; a label_map may rename them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,7 +69,7 @@ class NamedLabelsTask(LabelMap, Task[Item, Rows]):
 
     @property
     def numbered_labels(self) -> tuple[str, ...]:
-        """The labels by number, unless label_map says what numbers mean."""
+        """The labels by number, unless label_map maps numbers."""
         return () if self.label_map else self.labels
 
     @abc.abstractmethod

@@ -60,7 +60,7 @@ def write_submission(task: Task, split: str, predictions: Sequence[Mapping[str, 
     """Writes the leaderboard's file for a split into a folder, which is created if necessary, and returns its path.
 
     Args:
-        predictions: Task.predictions of all examples in the split, in the order of its file.
+        predictions: Task.predictions for all examples in the split, in the order of its file.
 
     Raises:
         UserError: No leaderboard accepts the task or the split, or there are no predictions.

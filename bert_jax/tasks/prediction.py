@@ -272,7 +272,7 @@ def predict(
     Args:
         inputs: Plain texts, whose tabs are white space, and objects; or the path of a file.
         form, words, all_scores, on_error: As in InputPredictor.
-        columns: The columns of a task file or of objects, such as {"text": "review", "text_pair": "title"}, if the
+        columns: The columns in a task file or in objects, such as {"text": "review", "text_pair": "title"}, if the
             checkpoint does not record them.
         null_threshold: The probability of no answer above which a question has none; by default, the checkpoint's.
         average: The average in a checkpoint that is given by its path, as in open_checkpoint.

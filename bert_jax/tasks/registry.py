@@ -54,7 +54,7 @@ OWN_KEYS = ("text", "text_pair", "label", "choices", "negatives", "marks")  # of
 
 
 def kind_class(kind: str) -> type[Task[Any, Any]]:
-    """Returns the class of a kind of task. Raises UserError if it is unknown."""
+    """Returns a kind's class. Raises UserError if the kind is unknown."""
     if kind not in KINDS:
         raise UserError(
             f"task.kind is {kind!r}; choose from: {', '.join(KINDS)}, or import the module that registers your own kind"
@@ -178,7 +178,7 @@ def find_split(task_name: str, folder: Path, split: str) -> Path | None:
 
 
 def find_folder(task_name: str, folder: Path, splits: Sequence[str] = ("train",)) -> Path:
-    """Finds the folder with a file of these splits of a named task: below a folder, or the folder itself."""
+    """Finds the folder that holds these splits of a named task: below a folder, or the folder itself."""
     named = TASKS[task_name]
     tried = [*(folder / name for name in named.folders), folder]
     for candidate in tried:
@@ -246,7 +246,7 @@ def from_json(values: Mapping[str, Any]) -> Task:
 
 
 def task_of(loaded: LoadedModel) -> Task:
-    """Restores the task of a checkpoint, with rows of at most as many tokens as the model has positions.
+    """Restores a checkpoint's task, with rows that are not longer than the model's positions.
 
     Raises:
         UserError: The checkpoint was not fine-tuned.

@@ -96,7 +96,7 @@ class TaskBatch(NamedTuple):
     | field | dtype, shape | |
     |---|---|---|
     | input_ids, segment_ids, sequence_ids, positions | i32[B,T] | as in the pretraining Batch |
-    | labels | [B, ...], or a tree of arrays | the targets of the kind of task: a class, a score, tags by position ... |
+    | labels | [B, ...], or a tree of arrays | the task's targets: a class, a score, tags by position ... |
     | label_weights | f32[B, ...] | 0 for a filler row, and for a position without a label |
     """
 

@@ -1,4 +1,4 @@
-"""Prepares the runs of a fine-tuning: what they start from, their encoded data, and the `Run` of each trial.
+"""Prepares the runs of a fine-tuning: their start, their encoded data, and a `Run` for each trial.
 
 Read `prepare` first: it reads the files, opens the checkpoint (`Start`), encodes the splits (`Data`) and builds a `Run`
 for each trial. Above it are the changes to a checkpoint's parameters, and the teacher of a distillation.
@@ -80,7 +80,7 @@ def with_random_top(
 ) -> dict[str, np.ndarray]:
     """Gives the last config.reinit_layers layers random parameters (Zhang et al. 2021, section 4).
 
-    They are those of a run from scratch with this seed. The pooler is removed, so that it is initialized like any
+    A run from scratch with this seed has the same ones. The pooler is removed, so that it is initialized like any
     parameter that a checkpoint lacks.
     """
     if not config.reinit_layers:
@@ -143,7 +143,7 @@ class DistilledTask(DistilledObjective):
 def distilled_task(
     config: FinetuneConfig, student: ModelConfig, task: Task, vocabulary: Vocabulary
 ) -> Distilled | None:
-    """Returns the objective of a task with the teacher of config.distill; None without one.
+    """Returns a task's objective with the teacher of config.distill; None without one.
 
     Raises:
         UserError: The teacher has another task, other labels or another tokenizer, the kind of task has no soft
@@ -219,9 +219,9 @@ class Data:
 
 
 class Kept:
-    """What the settings of a sweep may share: a task's files, an opened checkpoint, and the encoded data.
+    """The data that settings of a sweep share: a task's files, an opened checkpoint, and the encoded data.
 
-    Only the last setting's are kept, so that they do not add up in memory.
+    Only the last setting's data is kept, so that it does not add up in memory.
     """
 
     def __init__(self) -> None:
@@ -229,7 +229,7 @@ class Kept:
         self._made: dict[str, tuple[Any, list[str]]] = {}  # the values, and the lines reported when they were made
 
     def keep_for(self, config: FinetuneConfig) -> None:
-        """Drops what this configuration does not share."""
+        """Drops the data that this configuration does not share."""
         start = config.init_from, config.init_layers, config.init_average
         keys = {"files": config.task, "checkpoint": start, "data": (config.task, start)}
         self._made = {name: made for name, made in self._made.items() if self._keys[name] == keys[name]}
@@ -256,7 +256,7 @@ def prepare(
     """Returns the start, the encoded data, and the runs by trial. Writes nothing; warnings are reported.
 
     Args:
-        kept: What the last configuration has read and encoded; what this one shares is taken from it.
+        kept: Data of the last configuration; the parts that this one shares are not read or encoded again.
     """
     _check(config, workdir)
     kept = kept or Kept()
@@ -283,7 +283,7 @@ def prepare(
 
 
 def _continuing(task: Task, stored: Mapping[str, Any], config: FinetuneConfig, report: Report) -> Task:
-    """Takes over what the checkpoint's task decides, and reports it."""
+    """Takes over options from the checkpoint's task, and reports them."""
     pooling = getattr(config.task, "pooling", "")
     if pooling and "pooling" in stored:  # which may be one that bert_jax does not have
         stored = {**stored, "pooling": pooling}
@@ -318,7 +318,7 @@ def _read(config: TaskConfig, report: Report) -> tuple[Task, dict[str, Split]]:
 
 
 def _check(config: FinetuneConfig, workdir: Location) -> None:
-    """Raises UserError for keys out of range, and for a workdir of other trials."""
+    """Raises UserError for keys out of range, and for a workdir that holds other trials."""
     check_batch_size(config.batch_size)
     refusals = {
         f"config.epochs is {config.epochs}; use more than 0, or set steps or budget_minutes": (

@@ -1,7 +1,6 @@
 """The base classes of fine-tuning tasks and their objectives, and the losses that only tasks have.
 
-Read `Task` first: it says what a kind of task implements. The kinds are in tasks/kinds, and tasks/registry.py lists
-them.
+Read `Task` first, the interface of all kinds. The kinds are in tasks/kinds, and tasks/registry.py lists them.
 """
 
 import abc
@@ -104,8 +103,8 @@ class Task(abc.ABC, Generic[Item, Rows]):
     """A fine-tuning task: its options, and how its files become rows, a loss, metrics and predictions.
 
     Kinds of tasks are subclasses. Item is the type that a kind reads from a file (a text, a sentence, a question), and
-    Rows the type to which it encodes items. Tasks are immutable: what a training file adds (labels, class weights)
-    gives a new task. A kind implements the six abstract methods and overrides others as it needs.
+    Rows the type to which it encodes items. Tasks are immutable: labels and class weights from a
+    training file give a new task. A kind implements the six abstract methods and overrides others as it needs.
 
     The fields are its options; users set those that are declared in bert_jax/config/finetuning.py.
     """
@@ -155,7 +154,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
         questions                   question, context, and an optional id
         choices                     text or context, and choices: a list of texts
 
-        An item keeps what predictions report to the user: the raw text, offsets, the id.
+        An item keeps the raw text, offsets and id, which predictions report.
 
         Raises:
             UserError: A text is missing or empty, at a line of the source.
@@ -199,7 +198,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
         return self.with_metrics()
 
     def continuing(self, start: "Task", given: TaskConfig) -> "Task":
-        """Takes over what `start`, the checkpoint's task of the same kind, decides and the configuration does not."""
+        """Takes over options from `start`, the checkpoint's task of the same kind, unless they are given."""
         return self
 
     @property

@@ -1,7 +1,7 @@
 """The trials of a fine-tuning, one for each seed.
 
-In order: the trials of a configuration and the settings of each, the result over all of them and the copy of the best
-checkpoint, and `train`, which trains and measures them one after another.
+In order: the trials of a configuration and their settings, the result over all of them, the copy of the best one, and
+`train`, which trains and measures them one after another.
 """
 
 import dataclasses
@@ -233,7 +233,7 @@ def keep_best(workdir: Location, trial: Trial, averaged: bool) -> None:
 
 
 def summary(by_seed: Sequence[Metrics]) -> dict[str, dict[str, Any]]:
-    """Returns `mean`, `std` (sample standard deviation) and `values` by metric; None for what is undefined."""
+    """Returns `mean`, `std` (sample standard deviation) and `values` by metric; None if undefined."""
     statistics = {}
     for name in by_seed[0]:
         values = [metrics[name] for metrics in by_seed]
@@ -296,7 +296,7 @@ def train(
         start nothing more then.
 
     Raises:
-        Stopped: SIGTERM arrived before the last run. What loop.fit raises is raised too.
+        Stopped: SIGTERM arrived before the last run, or as in loop.fit.
     """
     metrics: dict[Trial, dict[str, float]] = {}
     steps: dict[Trial, int] = {}

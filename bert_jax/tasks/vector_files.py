@@ -1,6 +1,6 @@
-"""Writes the vectors of a file's texts as a folder of shards, and resumes if that was interrupted.
+"""Writes the vectors of a file's texts to a folder of shards, and resumes an interrupted run.
 
-DIR.incomplete holds job.json, what the vectors depend on, and the complete shards; the same call skips their texts. The
+DIR.incomplete holds job.json, which describes the run, and the complete shards, whose texts the same call skips. The
 folder appears under its own name when it is complete (law 7), with _manifest.json in the place of job.json.
 """
 
@@ -70,7 +70,7 @@ def write_vectors(
     """Writes one vector per text to shards, and returns the content of _manifest.json: job, count, width, shards.
 
     A shard vectors-00000.npy holds [shard_size, width]. One of Parquet has the columns `row`, the text's number from
-    0, and `embedding`, a list of fixed size. `job` says what the vectors depend on.
+    0, and `embedding`, a list of fixed size. `job` describes the run.
 
     Raises:
         UserError: The output exists, DIR.incomplete belongs to another job, there are no texts, or an option is
