@@ -39,7 +39,7 @@ from bert_jax.train.step import Plan
 
 
 def counts(rows: TaskRows, task: Task, tokenizer: Vocabulary) -> dict[str, int]:
-    """Counts examples (sentences), rows, tokens, unknown tokens and truncated examples, and adds Task.describe's counts.
+    """Counts examples (sentences), rows, tokens, unknown tokens and truncated examples; adds Task.describe's counts.
 
     `left_out`, the number of unreadable lines, is present if there are any.
     """
