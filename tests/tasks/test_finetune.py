@@ -24,6 +24,7 @@ from bert_jax.config import (
     FinetuneConfig,
     LinearSchedule,
     ModelOptions,
+    QuestionConfig,
     RegressionConfig,
     TrainConfig,
 )
@@ -436,7 +437,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_the_threshold_of_no_answer_is_chosen_on_dev_and_stored_in_the_checkpoint(start, questions, tmp_path):
-    task = AutoTaskConfig(train=questions["train"], dev=questions["dev"], max_length=64)
+    task = QuestionConfig(train=questions["train"], dev=questions["dev"], max_length=64)
     config = FinetuneConfig(init_from=str(start), task=task, steps=2, batch_size=8)
     result = finetune(config, tmp_path / "run")
     assert result["counts"]["dev"]["unanswerable"] == 4 and result["counts"]["dev"]["answers_not_found"] == 0
