@@ -416,7 +416,7 @@ def test_values_in_memory_mean_what_those_of_files_do(tmp_path):
         ),
         ({"answers": {"a", "b"}}, {"kind": "question"}, "column 'answers' holds .*; a set has no order"),
         ({"choices": {"a", "b"}}, {"kind": "choice"}, "column 'choices' holds .*; a set has no order"),
-        ({("stars", "mean"): 1}, {}, r"row 2 of the data has the column \('stars', 'mean'\), whose name is no text"),
+        ({("stars", "mean"): 1}, {}, r"row 2 of the data: column names must be strings; got \('stars', 'mean'\)"),
     ],
 )
 def test_values_that_no_file_has_are_refused_with_their_row(model, row, task, said):
@@ -444,8 +444,8 @@ def test_classes_of_a_dataset_keep_their_numbers(tmp_path):
         (["a", None], "text 2 is None; expected a string, or a tuple of two strings"),
         ([{"text": "a"}], "text 1 is {'text': 'a'}"),
         ([("a", "b", "c")], r"text 1 is \('a', 'b', 'c'\)"),
-        ({"text": "a"}, "one object with the keys text; expected a list of inputs"),
-        (Frame(), r"a table with the columns review, stars; expected texts. Give a column of it"),
+        ({"text": "a"}, "one object with the keys text; expected a list of texts"),
+        (Frame(), r"a table with the columns review, stars; expected a list of texts, such as one column"),
         (None, "texts is None; expected a list of texts"),
         (np.array("a"), r"texts is array\('a', .*; expected a list of texts"),
     ],

@@ -287,7 +287,9 @@ class FinetuneConfig(TrainConfig):
         "a sweep over any keys, each setting with all seeds: {optimizer.learning_rate: (1e-5, 3e-5), batch_size: (16, "
         "32)}",
     )
-    early_stop: int = option(0, "stop after this many evaluations without a better first dev metric; 0: off", "end")
+    early_stop: int = option(
+        0, "stop after this many evaluations without a better first dev metric; 0: off", "end", valid=at_least(0)
+    )
     epochs: float = option(3.0, "length of the run, if steps and budget_minutes are 0", "end")
     train_layers: str = option(
         "all",
@@ -299,7 +301,10 @@ class FinetuneConfig(TrainConfig):
     )
     batch_size: int = option(32, "rows per batch, over all devices", "batches")
     length_pool: int = option(
-        32, "steps within which rows are grouped by length, which reduces padding; 1: no grouping", "batches"
+        32,
+        "steps within which rows are grouped by length, which reduces padding; 1: no grouping",
+        "batches",
+        valid=at_least(1),
     )
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """Fine-tuning batches as a function of (seed, step), grouped by length and padded to few lengths. Pure numpy.
 
-`TaskSource` is the source of training; the functions above it choose the padded lengths, each of which is one compiled
+`TaskSource` is the source of training. The functions above it choose padded lengths, each of which is one compiled
 program, and make the batches of evaluation and inference.
 """
 
@@ -20,10 +20,7 @@ from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.rows import TaskBatch, TaskRows, TokenRows
 
-# Chooses the lengths to which training batches of a task are padded. Each is one compiled program.
-
-
-SHAPES, STEP = 6, 8  # at most so many lengths, each a multiple of STEP or the maximum of the task
+SHAPES, STEP = 6, 8  # training batches have at most so many lengths, all multiples of STEP or the task's maximum
 
 # What one more program costs. Measured with jax 0.10 on two cores of an AMD EPYC with AVX2, in float32: the step of a
 # BERT of 6 layers of 384 compiles in 8.3 s, tracing included, or in 5.4 s with its layers in a scan, and trains 4,100
@@ -32,28 +29,36 @@ SHAPES, STEP = 6, 8  # at most so many lengths, each a multiple of STEP or the m
 _SECONDS, _SECONDS_A_LAYER, _SECONDS_A_LAYER_ON_TPUS = 4.8, 0.58, 20.0
 _CPU_SPEED, _ACCELERATOR_SPEED = 2.6e11, 1e14  # FLOPs a second in matmuls
 
+# Evaluation and inference pad batches to the next of these lengths. They do not depend on the file, so that each
+# length is compiled once.
+LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+Batches = Iterator[tuple[Int64[np.ndarray, "B"], TaskBatch]]  # indices of the rows (-1: a filler of weight 0), batch
+
 
 def best_lengths(
     lengths: Int64[np.ndarray, "N"], max_length: int, shapes: int = SHAPES, *, passes: float = 1.0, price: float = 0.0
 ) -> tuple[int, ...]:
-    """At most `shapes` lengths, ascending, with which `passes` epochs of rows of these lengths cost least.
+    """Finds padded lengths, at most `shapes` and ascending, with which rows of these lengths cost least.
 
-    The cost is the number of padded positions of all epochs, and `price` positions for each length. The result is
-    exact, by dynamic programming over the histogram: the best lengths for the rows up to some length end with it, and
-    the others are the best ones, one fewer, for the rows up to some shorter length.
+    The cost is the number of padded positions in `passes` epochs, and `price` positions for every length.
     """
     rounded = np.minimum(-(-lengths // STEP) * STEP, max_length)
     sizes, counts = np.unique(rounded, return_counts=True)
-    before = np.concatenate([[0], np.cumsum(counts)])
-    positions = np.concatenate([[0.0], np.full(len(sizes), np.inf)])  # of the first i sizes, by the lengths so far
-    cuts: list[np.ndarray] = []  # where the last length begins
+    # Exact, by dynamic programming over the histogram: the best lengths for the rows up to some length end with it, and
+    # the others are the best ones, one fewer, for the rows up to some shorter length.
+    before = np.concatenate([[0], np.cumsum(counts)])  # rows of the first i sizes
+    positions = np.concatenate([[0.0], np.full(len(sizes), np.inf)])  # padded, with `number` lengths for the first i
+    cuts: list[np.ndarray] = []  # by number and i, the sizes that the shorter lengths cover
     totals = []
     for number in range(1, min(shapes, len(sizes)) + 1):
+        # costs[i, j]: the shorter lengths cover the first j sizes, and the rows of the sizes j to i have length i.
         costs = positions + (before[:, None] - before) * np.concatenate([[0], sizes])[:, None]
         costs[np.triu_indices(len(positions))] = np.inf
         cuts.append(costs.argmin(axis=1))
         positions = costs.min(axis=1)
         totals.append(passes * positions[-1] + price * number)
+    # From the longest length back to the shortest.
     end, chosen = len(sizes), []
     for cut in reversed(cuts[: int(np.argmin(totals)) + 1]):
         chosen.append(int(sizes[end - 1]))
@@ -62,39 +67,31 @@ def best_lengths(
 
 
 def price(model: ModelConfig, runtime: Runtime, platform: str) -> float:
-    """How many positions a model trains, about, in the time that compiling its step for one more length takes.
+    """Estimates how many positions a model trains in the time that its step compiles for one more length.
 
-    platform   as jax.default_backend() names it. The price does not depend on the machine otherwise, so that a run
-               resumes with the same lengths on another one of the same kind.
+    Args:
+        platform: As jax.default_backend() names it. Nothing else about the machine matters, so that a run resumes with
+            the same lengths on another machine.
     """
     compiled = model.layers if runtime.unrolled(model.layers) else 1
     matrices = layers.flatten(abstract_params(model, Heads())["encoder"]).values()
     times = model.layers if model.shared_layers == "all" else 1
+    # 2 FLOPs per parameter and position forward, and 4 backward.
     flops = 6 * times * sum(leaf.size for leaf in matrices)
     speed = _CPU_SPEED if platform == "cpu" else _ACCELERATOR_SPEED
     seconds_a_layer = _SECONDS_A_LAYER_ON_TPUS if platform == "tpu" else _SECONDS_A_LAYER
     return (_SECONDS + seconds_a_layer * compiled) * speed / flops
 
 
-# Batches of rows of similar length, each row once, padded to few different lengths. Pure numpy.
-
-
-# Evaluation and inference pad batches to the next of these lengths. They do not depend on the file, so that each
-# length is compiled once.
-LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-
-Batches = Iterator[tuple[Int64[np.ndarray, "B"], TaskBatch]]  # indices of the rows (-1: a filler of weight 0), batch
-
-
 def padded_length(longest: int, max_length: int) -> int:
-    """The smallest of LENGTHS, or multiple of the last one, that holds `longest` tokens; at most max_length."""
+    """Returns the smallest of LENGTHS, or multiple of the last one, that holds `longest` tokens; at most max_length."""
     step = LENGTHS[-1]
     fitting = (length for length in LENGTHS if length >= longest)
     return min(next(fitting, -(-longest // step) * step), max_length)
 
 
 def sorted_batches(rows: TokenRows, batch_size: int, max_length: int) -> Batches:
-    """Batches of one size over the rows sorted by length, so that short rows cost little."""
+    """Yields batches of one size over the rows sorted by length, so that short rows cost little."""
     order = np.argsort(rows.lengths, kind="stable")
     for start in range(0, len(order), batch_size):
         part = order[start : start + batch_size]
@@ -104,17 +101,15 @@ def sorted_batches(rows: TokenRows, batch_size: int, max_length: int) -> Batches
 
 
 def bucketed_batches(rows: TokenRows, batch_size: int, devices: int, max_length: int) -> Batches:
-    """Batches of the rows that are padded to the same length, for inputs of any number.
-
-    The last batch of a length has as many rows as it needs, rounded up to a power of two for each device. This gives
-    at most two programs for each length, and fillers are less than half of any batch.
-    """
-    lengths, of_row = np.unique(rows.lengths, return_inverse=True)
-    padded = np.array([padded_length(int(length), max_length) for length in lengths], np.int64)[of_row]
+    """Yields batches of rows that are padded to the same length, for any number of inputs."""
+    lengths, row_lengths = np.unique(rows.lengths, return_inverse=True)
+    padded = np.array([padded_length(int(length), max_length) for length in lengths], np.int64)[row_lengths]
     for length in np.unique(padded):
         members = np.flatnonzero(padded == length)
         for start in range(0, len(members), batch_size):
             part = members[start : start + batch_size]
+            # The last batch of a length has as many rows as it needs, rounded up to a power of two for each device.
+            # This gives at most two programs for a length, and fillers are less than half of any batch.
             per_device = 1 << (-(-len(part) // devices) - 1).bit_length()
             size = min(per_device * devices, -(-batch_size // devices) * devices)
             indices = np.pad(part, (0, size - len(part)), constant_values=-1)
@@ -122,24 +117,18 @@ def bucketed_batches(rows: TokenRows, batch_size: int, devices: int, max_length:
 
 
 class TaskSource:
-    """The training batches of a task: law 1 of docs/architecture.md over epochs of seeded permutations.
+    """A task's training batches: law 1 in docs/architecture.md over epochs of seeded permutations.
 
-    Steps are grouped into pools of `pool` steps. A pool takes the rows that follow those of the pool before it in the
-    endless concatenation of permuted epochs; no rows are dropped at an epoch's end. Within a pool, rows of similar
-    length share a batch. The order of the batches is the same for every seed. A pool of 1 takes rows in their order.
-    `steps`, if known, ends the last pool, so that no row of the last epoch is left out. A batch is padded to the
-    smallest of `best_lengths` that holds its longest row.
+    Args:
+        lengths: A batch is padded to the smallest one that holds its longest row.
+        pool: The number of steps in a pool. A pool takes the rows that follow the last pool in the endless
+            concatenation of permuted epochs, and within it rows of similar length share a batch. A pool of 1 takes rows
+            in their order. The order of the batches is the same for every seed.
+        steps: The run's length, if known. It ends the last pool, so that no row of the last epoch is left out.
     """
 
     def __init__(
-        self,
-        rows: TaskRows,
-        *,
-        batch_size: int,
-        seed: int,
-        lengths: Sequence[int],
-        pool: int = 1,
-        steps: int = 0,
+        self, rows: TaskRows, batch_size: int, seed: int, lengths: Sequence[int], *, pool: int = 1, steps: int = 0
     ) -> None:
         self._rows = rows
         self._batch_size = batch_size
@@ -153,53 +142,52 @@ class TaskSource:
         self.changes = (0,)
 
     def rows_at(self, step: int) -> int:
-        """The number of rows of a step's global batch."""
+        """Returns the number of rows in a step's global batch."""
         return self._batch_size
 
     def indices(self, step: int) -> Int64[np.ndarray, "B"]:
-        """The rows of a step's global batch."""
-        first, count = self._bounds(step)
+        """Returns the rows in a step's global batch."""
+        # The pool of the step: its first step, and its number of steps.
+        first = step - step % self._pool
+        left = self._steps - first if step < self._steps else self._pool
+        count = min(self._pool, left)
         order = permute(np.arange(count, dtype=np.int64), count, first)
         place = int(order[step - first]) * self._batch_size
         return self._sorted(first, count)[place : place + self._batch_size]
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> TaskBatch:
-        """The global batch of a step, or only these rows of it, padded as the whole batch is."""
+        """Returns a step's global batch, or only these rows of it, padded as the whole batch is."""
         indices = self.indices(step)
         return self._rows.batch(indices if rows is None else indices[rows], self._padded(step))
 
     def first_of_each_length(self) -> tuple[int, ...]:
-        """The first step of each padded length, among the first pools, which have batches of nearly all lengths."""
+        """Returns the first steps of the padded lengths, among the first pools, which have nearly all lengths."""
         last = max(4 * self._pool, 64)
-        found: dict[int, int] = {}
-        for step in range(min(last, self._steps) if self._steps else last):
-            found.setdefault(self._padded(step), step)
-            if len(found) == len(self._lengths):
+        first: dict[int, int] = {}
+        for step in range(min(last, self._steps or last)):
+            first.setdefault(self._padded(step), step)
+            if len(first) == len(self._lengths):
                 break
-        return tuple(found.values())
+        return tuple(first.values())
 
     def _padded(self, step: int) -> int:
         longest = self._rows.lengths[self.indices(step)].max()
         return next(length for length in self._lengths if length >= longest)
 
-    def _bounds(self, step: int) -> tuple[int, int]:
-        """The first step of a step's pool, and how many steps it has."""
-        first = step - step % self._pool
-        left = self._steps - first if step < self._steps else self._pool
-        return first, min(self._pool, left)
-
     def _sort(self, first: int, count: int) -> Int64[np.ndarray, "N"]:
-        """The rows of `count` steps from `first`, sorted by length; rows of equal length keep their permuted order."""
+        """Returns the rows of `count` steps from `first`, sorted by length."""
         size = self._rows.count
         places = np.arange(first * self._batch_size, (first + count) * self._batch_size, dtype=np.int64)
+        # Every epoch has a permutation of its own.
         permuted = permute(places % size, size, order.combine(self._seed, places // size))
         if count == 1:
             return permuted
+        # A stable sort keeps rows of equal length in their permuted order.
         return permuted[np.argsort(self._rows.lengths[permuted], kind="stable")]
 
 
 def fingerprint(rows: TaskRows) -> str:
-    """A hash of the rows and their encoding."""
+    """Hashes the rows and their encoding."""
     digest = hashlib.sha256()
     for _, array in sorted(rows.arrays().items()):
         digest.update(np.ascontiguousarray(array).tobytes())

@@ -1,4 +1,4 @@
-"""Vectors of texts, of their tokens or of their words, computed by one model.
+"""Vectors of texts, tokens or words, computed by one model.
 
 Read `encode`, which turns texts into rows, then `Embedder`, then `embed`.
 """
@@ -18,7 +18,7 @@ from bert_jax.interop.sentence_transformers import KIND
 from bert_jax.model.outputs import MIX, LayerSelection
 from bert_jax.progress import Reporter, is_watched, print_note
 from bert_jax.tasks.batches import Batches, bucketed_batches, sorted_batches
-from bert_jax.tasks.inference import LayerVectors, tokenizer_of
+from bert_jax.tasks.inference import Finish, LayerVectors, tokenizer_of
 from bert_jax.tasks.kinds.embedding import EmbeddingTask
 from bert_jax.tasks.reading.inputs import Texts
 from bert_jax.tasks.registry import from_json
@@ -29,33 +29,36 @@ from bert_jax.train import sharding
 
 @dataclass(frozen=True, eq=False)
 class EncodedTexts:
-    """The rows of R texts, and the word of each token."""
+    """The rows of R texts, and the words to which their tokens belong."""
 
     rows: TokenRows
-    words: Int64[np.ndarray, "N"]  # of each token, the number of its word, counted over all texts; -1 for none
+    words: Int64[np.ndarray, "N"]  # a token's word, numbered over all texts; -1 for none
     word_offsets: Int64[np.ndarray, "K"]  # K = R + 1: text r has the words word_offsets[r]:word_offsets[r + 1]
 
 
 def encode(
     texts: Sequence[str | Texts], tokenizer: Tokenizer, max_length: int, by_word: bool, prompt: str = ""
 ) -> EncodedTexts:
-    """[CLS] a [SEP], or [CLS] a [SEP] b [SEP] for a tuple of two texts; a text over max_length loses its end.
+    """Encodes texts as [CLS] a [SEP], and pairs as [CLS] a [SEP] b [SEP]. A text over max_length loses its end.
 
-    The prompt is put before the first one. There are Tokenizer.pair_separators of [SEP] between two texts. With
-    by_word, the words (separated by white space) are encoded separately, so that the word of each token is known;
-    otherwise a whole text counts as one word.
+    Args:
+        by_word: Whether to encode words (separated by white space) separately, so that tokens are known by word;
+            otherwise a whole text counts as one word.
+        prompt: A text that is put before the first text.
     """
     parts: list[Texts] = [(text,) if isinstance(text, str) else text for text in texts]
     parts = [(prompt + first, *second) for first, *second in parts] if prompt else parts
-    units = [[tokenizer.as_in_text(part.split()) if by_word else [part] for part in found] for found in parts]
-    paired = np.array([len(found) > 1 for found in parts])
-    both = [found[0] for found in units], [found[1] if len(found) > 1 else [] for found in units]
-    counts = np.array([list(map(len, side)) for side in both], np.int64)  # of the words of first and second texts
+    # Units are what the tokenizer encodes: words, or whole texts.
+    units = [[tokenizer.as_in_text(part.split()) if by_word else [part] for part in text] for text in parts]
+    paired = np.array([len(text) > 1 for text in parts])
+    both = [text[0] for text in units], [text[1] if len(text) > 1 else [] for text in units]
+    counts = np.array([list(map(len, side)) for side in both], np.int64)  # [2, R]: units in first and second texts
     word_offsets = np.cumsum([0, *counts.sum(axis=0)], dtype=np.int64)
     pieces: list[Pieces] = []
-    words = []  # of each piece, the number of its word
+    words = []  # by side, the words to which the pieces belong
+    # A pair's words are numbered one after another: the second text's follow the first text's.
     for side, starts, sizes in zip(both, (word_offsets[:-1], word_offsets[:-1] + counts[0]), counts, strict=True):
-        ids, bounds = tokenizer.of_tasks.encode_many([unit for units_of_text in side for unit in units_of_text])
+        ids, bounds = tokenizer.of_tasks.encode_many([unit for text in side for unit in text])
         pieces.append((ids, bounds[np.cumsum([0, *sizes])]))
         words.append(np.repeat(spans(starts, sizes), np.diff(bounds)))
     encoded, cut, places = encode_pieces(pieces[0], pieces[1], paired, tokenizer, max_length)
@@ -66,48 +69,45 @@ def encode(
         pad_id=tokenizer.pad_id,
         truncated=int(cut.sum()),
     )
+    # A place of -1, which is a special token, selects the last element: no word.
     return EncodedTexts(rows, np.concatenate([*words, [-1]])[places], word_offsets)
 
 
-def checked_texts(texts: Iterable[Any]) -> list[Texts]:
-    """The texts of a caller.
+def checked_texts(texts: Iterable[Any], pairs: bool = True) -> list[Texts]:
+    """Lists a caller's texts as tuples of one string or, with `pairs`, of one or two strings.
 
-    Raises UserError for what refuse_other_inputs refuses, and for an item that is neither a string nor a pair.
+    Raises:
+        UserError: These are no list of inputs (refuse_other_inputs), or an item is neither a string nor a pair.
     """
     refuse_other_inputs(texts)
-    found = []
+    checked = []
     for number, text in enumerate(texts, 1):
         parts = (text,) if isinstance(text, str) else text
-        pair = isinstance(parts, tuple | list) and len(parts) in (1, 2)
-        if not pair or not all(isinstance(part, str) for part in parts):
-            raise UserError(f"text {number} is {text!r:.60}; expected a string, or a tuple of two strings")
-        found.append(tuple(parts))
-    return found
-
-
-def checked_strings(texts: Iterable[Any]) -> list[str]:
-    """The texts of a caller, none of which is a pair. Raises UserError as checked_texts does."""
-    refuse_other_inputs(texts)
-    found = list(texts)
-    for number, text in enumerate(found, 1):
-        if not isinstance(text, str):
-            raise UserError(f"text {number} is {text!r:.60}; expected a string")
-    return found
+        valid = isinstance(text, str) or (pairs and isinstance(text, tuple | list) and len(text) in (1, 2))
+        if not valid or not all(isinstance(part, str) for part in parts):
+            expected = "a string, or a tuple of two strings" if pairs else "a string"
+            raise UserError(f"text {number} is {text!r:.60}; expected {expected}")
+        checked.append(tuple(parts))
+    return checked
 
 
 def refuse_other_inputs(texts: Any) -> None:
-    """Raises UserError for a single text, for what is no list of anything, and for a dictionary and a DataFrame, whose
-    items are the names of columns."""
-    if isinstance(texts, str) or not is_iterable(texts):
-        what = "the text " if isinstance(texts, str) else ""
-        raise UserError(f"texts is {what}{texts!r:.40}; expected a list of texts")
+    """Refuses a single text and other values that are no list of inputs.
+
+    Raises:
+        UserError: The value cannot be iterated over, or it is a text, a dictionary or a DataFrame, whose items are
+            characters and names of columns.
+    """
+    # Iterating over these would give names of keys or columns, or characters.
     if isinstance(texts, Mapping):
-        raise UserError(f"the data is one object with the keys {', '.join(map(str, texts))}; expected a list of inputs")
-    if hasattr(texts, "to_dict") and hasattr(texts, "columns"):
-        raise UserError(
-            f"the data is a table with the columns {', '.join(map(str, texts.columns))}; expected texts. Give a column "
-            "of it, such as table['text']"
-        )
+        received = f"the data is one object with the keys {', '.join(map(str, texts))}"
+    elif hasattr(texts, "to_dict") and hasattr(texts, "columns"):
+        received = f"the data is a table with the columns {', '.join(map(str, texts.columns))}"
+    elif isinstance(texts, str) or not is_iterable(texts):
+        received = f"texts is {'the text ' if isinstance(texts, str) else ''}{texts!r:.40}"
+    else:
+        return
+    raise UserError(f"{received}; expected a list of texts, such as one column of a table")
 
 
 def is_iterable(value: Any) -> bool:
@@ -127,15 +127,12 @@ SHORTEST = 5  # tokens: the special tokens of a pair and a piece of each text
 
 @dataclass(frozen=True)
 class VectorSettings:
-    """How vectors are made of texts. max_length counts special tokens; prompt is put before each text.
-
-    normalize, truncate_dim and cut_first are those of LayerVectors.
-    """
+    """How texts become vectors. For normalize, truncate_dim and cut_first see inference.Finish."""
 
     pool: str
     normalize: bool
-    prompt: str
-    max_length: int
+    prompt: str  # put before single texts, and before the first texts of pairs
+    max_length: int  # with special tokens
     layers: str = "last"
     truncate_dim: int = 0
     cut_first: bool = False
@@ -152,49 +149,70 @@ def settings_of(
     max_length: int = 0,
     truncate_dim: int = 0,
 ) -> VectorSettings:
-    """The settings of a model's own embedding task, of which those that are given are replaced.
+    """Takes the settings of a model's own embedding task, except for the given ones.
 
-    With pool the task's other settings, except for its named prompts, are not used. A model without such a task has the
-    mean of the tokens. With normalize given, vectors have length 1 in the end; otherwise they are normalized before
-    they are cut, as sentence-transformers does it. Raises UserError for a choice that is unknown or does not fit the
-    model.
+    Args:
+        pool: If given, only the named prompts of the task are used. By default, a model without such a task has the
+            mean of the tokens.
+        normalize: If given and true, vectors have length 1 after they are cut; otherwise they are normalized before, as
+            in sentence-transformers.
+
+    Raises:
+        UserError: A choice is unknown or does not fit the model.
     """
     layers = str(layers)
     width = LayerSelection.parse(layers, loaded.model.layers).width(loaded.model.width)
-    if not 0 <= truncate_dim <= width:
-        raise UserError(f"--truncate_dim is {truncate_dim}; use 1 to {width} (the width of --layers {layers})")
-    own = _own_task(loaded, pool)
-    if prompt is not None and prompt_name:
-        raise UserError("--prompt and --prompt_name are both given; use one of them")
-    if prompt_name:
-        prompts = own.named_prompts() if own else {}
-        if prompt_name not in prompts:
-            raise UserError(
-                f"--prompt_name is {prompt_name!r}, but the checkpoint's prompts are: {', '.join(prompts) or 'none'}. "
-                "Use --prompt TEXT for another one"
-            )
-        prompt = prompts[prompt_name]
-    limit = loaded.model.max_positions
+    task = _own_task(loaded, pool)
+    prompts = task.named_prompts() if task else {}
+    positions = loaded.model.max_positions
+    refusals: dict[str, object] = {
+        f"--truncate_dim is {truncate_dim}; use 1 to {width} (the width of --layers {layers})": (
+            not 0 <= truncate_dim <= width
+        ),
+        "--prompt and --prompt_name are both given; use one of them": prompt is not None and prompt_name,
+        f"--prompt_name is {prompt_name!r}, but the checkpoint's prompts are: {', '.join(prompts) or 'none'}. Use "
+        "--prompt TEXT for another one": prompt_name and prompt_name not in prompts,
+    }
+    # A pool that is given makes other vectors than the task, so that its settings do not fit.
+    own = None if pool else task
     cut_first = bool(normalize)
-    if own and not pool:
-        normalize = own.normalize if normalize is None else normalize
-        prompt = own.prompt if prompt is None else prompt
-        limit, truncate_dim = min(own.max_length, limit), truncate_dim or own.truncate_dim
-    settings = VectorSettings(
-        own.pooling if own and not pool else pool or "mean",
-        bool(normalize),
-        prompt or "",
-        max_length or limit,
-        layers,
-        truncate_dim,
-        cut_first,
-    )
-    _check(loaded, settings)
+    if own and normalize is None:
+        normalize = own.normalize
+    if prompt is None:
+        prompt = prompts.get(prompt_name) if prompt_name else own.prompt if own else ""
+    limit = min(own.max_length, positions) if own else positions
+    truncate_dim = truncate_dim or (own.truncate_dim if own else 0)
+    pool = pool or (own.pooling if own else "mean")
+    settings = VectorSettings(pool, bool(normalize), prompt or "", max_length or limit, layers, truncate_dim, cut_first)
+    refusals |= _misfits(loaded, settings)
+    if message := next((message for message, refused in refusals.items() if refused), ""):
+        raise UserError(message)
     return settings
 
 
+def _misfits(loaded: LoadedModel, settings: VectorSettings) -> dict[str, object]:
+    """Returns the messages for settings that do not fit a model, and whether they apply."""
+    pool, positions = settings.pool, loaded.model.max_positions
+    return {
+        f"unknown --pool {pool!r}; choose from {', '.join(POOLS)}": pool not in POOLS,
+        f"--max_length is {settings.max_length}; use {SHORTEST} to {positions} (the model's positions), or 0 for the "
+        "maximum": not SHORTEST <= settings.max_length <= positions,
+        "--layers is mix, whose weights are learned together with a head. Use bert-jax features --layers mix, or "
+        "another name of layers": settings.layers == MIX,
+        "--pool is cls, but in a causal model the first token sees only itself. Use mean, max or none": (
+            pool == "cls" and loaded.model.causal
+        ),
+        f"--pool is cls, but {loaded.origin or 'the checkpoint'} adds no [CLS] to a text. Use mean": (
+            pool == "cls" and not loaded.vocabulary.adds_special_tokens
+        ),
+        f"--normalize, --truncate_dim and prompts are for vectors of texts, but --pool is {pool}. Omit them": (
+            pool not in TEXT_POOLS and (settings.normalize or settings.prompt or settings.truncate_dim)
+        ),
+    }
+
+
 class Embedder:
-    """A model that returns vectors. Raises UserError for layers that the model does not have."""
+    """A model that returns vectors. Construct it with the settings of settings_of, which checks them."""
 
     def __init__(
         self, loaded: LoadedModel, settings: VectorSettings, *, batch_size: int = 32, compute_dtype: str = "float32"
@@ -208,46 +226,39 @@ class Embedder:
         self.truncated = 0  # texts that were truncated so far
         self._batch_size = batch_size
         self._tokenizer = tokenizer_of(loaded)
-        self._model = LayerVectors(
-            loaded,
-            [settings.layers],
-            pool=settings.pool,
-            normalize=settings.normalize,
-            truncate_dim=settings.truncate_dim,
-            cut_first=settings.cut_first,
-            compute_dtype=compute_dtype,
-        )
+        finish = Finish(settings.pool, settings.normalize, settings.truncate_dim, settings.cut_first)
+        self._model = LayerVectors(loaded, [settings.layers], finish, compute_dtype)
         self.width = self._model.widths[settings.layers]
 
     def vectors(self, texts: Sequence[str | Texts], prompt: str | None = None) -> Float32[np.ndarray, "N W"]:
-        """One vector of each of a window of texts; prompt replaces that of the settings.
-
-        Batches have one size, so that few programs serve many windows.
-        """
+        """Computes one vector per text in a window. By default, the prompt is in the settings."""
         encoded = self._encode(texts, self.settings.prompt if prompt is None else prompt)
+        # Batches have one size, so that few programs serve many windows.
         size = sharding.whole_rows(self._batch_size, self._model.mesh)
         return self._run(encoded, sorted_batches(encoded.rows, size, self.settings.max_length), quiet=True)
 
     def arrays(self, texts: Sequence[str | Texts]) -> Arrays:
-        """`embeddings` and, by the pool, `offsets` and `input_ids` (see `bert-jax embed --help`)."""
-        pool = self.settings.pool
-        if not len(texts):
-            none: Arrays = {"embeddings": np.zeros((0, self.width), np.float32)}
-            if pool not in TEXT_POOLS:
-                none["offsets"] = np.zeros(1, np.int64)
-            return none | ({"input_ids": np.zeros(0, np.int32)} if pool == "none" else {})
-        encoded = self._encode(texts, self.settings.prompt)
-        batches = bucketed_batches(encoded.rows, self._batch_size, self._model.mesh.size, self.settings.max_length)
-        embeddings = self._run(encoded, batches, quiet=not is_watched())
-        if pool == "none":
-            return {"embeddings": embeddings, "offsets": encoded.rows.offsets, "input_ids": encoded.rows.input_ids}
-        if pool == "words":
-            if empty := int(np.isnan(embeddings[:, 0]).sum()):
-                print_note(f"{empty} of {len(embeddings)} words have no pieces; their rows are NaN")
-            return {"embeddings": embeddings, "offsets": encoded.word_offsets}
-        return {"embeddings": embeddings}
+        """Computes `embeddings` and, by the pool, `offsets` and `input_ids` (see `bert-jax embed --help`)."""
+        if len(texts):
+            encoded = self._encode(texts, self.settings.prompt)
+            batches = bucketed_batches(encoded.rows, self._batch_size, self._model.mesh.size, self.settings.max_length)
+            embeddings = self._run(encoded, batches, quiet=not is_watched())
+            rows, word_offsets = encoded.rows, encoded.word_offsets
+            arrays = {"embeddings": embeddings, "offsets": rows.offsets, "input_ids": rows.input_ids}
+        else:
+            word_offsets = np.zeros(1, np.int64)
+            arrays = {"embeddings": np.zeros((0, self.width), np.float32), "offsets": word_offsets}
+            arrays["input_ids"] = np.zeros(0, np.int32)
+        if self.settings.pool == "none":
+            return arrays
+        if self.settings.pool == "words":
+            if empty := int(np.isnan(arrays["embeddings"][:, 0]).sum()):
+                print_note(f"{empty} of {len(arrays['embeddings'])} words have no pieces; their rows are NaN")
+            return {"embeddings": arrays["embeddings"], "offsets": word_offsets}
+        return {"embeddings": arrays["embeddings"]}
 
     def _encode(self, texts: Sequence[str | Texts], prompt: str) -> EncodedTexts:
+        # Only this pool needs to know the words of tokens.
         by_word = self.settings.pool == "words"
         encoded = encode(texts, self._tokenizer, self.settings.max_length, by_word, prompt)
         self.truncated += encoded.rows.truncated
@@ -256,6 +267,7 @@ class Embedder:
     def _run(self, encoded: EncodedTexts, batches: Batches, quiet: bool) -> Float32[np.ndarray, "rows W"]:
         rows = encoded.rows
         sizes = {"none": len(rows.input_ids), "words": int(encoded.word_offsets[-1])}
+        # NaN stays for words without pieces.
         embeddings = np.full((sizes.get(self.settings.pool, rows.count), self.width), np.nan, np.float32)
         with Reporter("embedding", rows.count, ["texts"], quiet=quiet) as progress:
             for indices, (vectors,) in self._model.run(batches):
@@ -268,34 +280,10 @@ def _own_task(loaded: LoadedModel, pool: str) -> EmbeddingTask | None:
     values: Mapping[str, object] = loaded.task or {}
     if values.get("kind") != KIND:
         return None
-    # A pooling that bert_jax does not know does not matter where another one is given.
+    # A pooling that bert_jax does not know does not matter if another one is given.
     task = from_json({**values, "pooling": "mean"} if pool else values)
     assert isinstance(task, EmbeddingTask)
     return task
-
-
-def _check(loaded: LoadedModel, settings: VectorSettings) -> None:
-    limit, pool = loaded.model.max_positions, settings.pool
-    if pool not in POOLS:
-        raise UserError(f"unknown --pool {pool!r}; choose from {', '.join(POOLS)}")
-    if not SHORTEST <= settings.max_length <= limit:
-        raise UserError(
-            f"--max_length is {settings.max_length}; use {SHORTEST} to {limit} (the model's positions), or 0 for the "
-            "maximum"
-        )
-    if settings.layers == MIX:
-        raise UserError(
-            "--layers is mix, whose weights are learned together with a head. Use bert-jax features --layers "
-            "mix, or another name of layers"
-        )
-    if pool == "cls" and loaded.model.causal:
-        raise UserError("--pool is cls, but in a causal model the first token sees only itself. Use mean, max or none")
-    if pool == "cls" and not loaded.vocabulary.adds_special_tokens:
-        raise UserError(f"--pool is cls, but {loaded.origin or 'the checkpoint'} adds no [CLS] to a text. Use mean")
-    if pool not in TEXT_POOLS and (settings.normalize or settings.prompt or settings.truncate_dim):
-        raise UserError(
-            f"--normalize, --truncate_dim and prompts are for vectors of texts, but --pool is {pool}. Omit them"
-        )
 
 
 def _store(
@@ -306,25 +294,27 @@ def _store(
     pool: str,
 ) -> None:
     """Copies the vectors of a batch, whose first texts are `indices`, to their rows of embeddings."""
+    vectors = vectors[: len(indices)]  # without fillers
     if pool in TEXT_POOLS:
-        embeddings[indices] = vectors[: len(indices)]
+        embeddings[indices] = vectors
         return
     lengths = encoded.rows.lengths[indices]
     tokens = spans(encoded.rows.offsets[indices], lengths)
-    of_tokens = vectors[: len(indices)][np.arange(vectors.shape[1]) < lengths[:, None]]
+    token_vectors = vectors[np.arange(vectors.shape[1]) < lengths[:, None]]  # without padding
     if pool == "none":
-        embeddings[tokens] = of_tokens
+        embeddings[tokens] = token_vectors
         return
     words = encoded.words[tokens]
-    pieces, words = of_tokens[words >= 0], words[words >= 0]
+    pieces, words = token_vectors[words >= 0], words[words >= 0]
     if len(words):
+        # The pieces of a word are adjacent, so its mean is the sum between two starts by their number.
         first = np.flatnonzero(np.diff(words, prepend=-1))
         counts = np.diff(first, append=len(words))
         embeddings[words[first]] = np.add.reduceat(pieces, first, axis=0) / counts[:, None]
 
 
 def report_truncated(model: Embedder, texts: int) -> None:
-    """Prints how many of the texts that a model has encoded were truncated, if any were."""
+    """Prints how many texts a model has truncated, if any."""
     if model.truncated:
         print_note(f"{model.truncated} of {texts} texts are longer than {model.settings.max_length} tokens; truncated")
 
@@ -344,16 +334,22 @@ def embed(
     compute_dtype: str = "float32",
     average: str = "",
 ) -> dict[str, np.ndarray]:
-    """Returns the vectors of texts: `embeddings` and, depending on pool, `offsets` and `input_ids` (see `--help`).
+    """Computes the vectors of texts.
 
-    A text is a string, whose tabs are white space, or a pair of strings. Without pool, the settings are those of the
-    model (VectorSettings). A max_length or truncate_dim of 0 is that of these, or the model's most. average applies to
-    a checkpoint given by its path, as in open_checkpoint. Raises UserError for an unknown layer or pool, for one that
-    the model does not have, and for a max_length beyond the model's positions. A pool of cls is also refused where no
-    [CLS] stands for the whole text: in causal models, whose first token attends to itself alone, and for vocabularies
-    that add no special tokens, whose first token is a piece of the text.
+    Args:
+        texts: Strings, whose tabs are white space, or pairs of strings.
+        average: The average in a checkpoint that is given by its path, as in open_checkpoint.
+        layers, pool, normalize, prompt, prompt_name, max_length, truncate_dim: As in settings_of; by default, the
+            settings of the model.
+
+    Returns:
+        `embeddings` and, depending on pool, `offsets` and `input_ids` (see `bert-jax embed --help`).
+
+    Raises:
+        UserError: A layer or pool is unknown or does not fit the model, or max_length exceeds its positions. The pool
+            cls does not fit causal models, whose first token attends to itself alone, nor vocabularies without [CLS].
     """
-    given = checked_texts(texts)
+    checked = checked_texts(texts)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     settings = settings_of(
         loaded,
@@ -366,6 +362,6 @@ def embed(
         truncate_dim=truncate_dim,
     )
     model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=compute_dtype)
-    arrays = model.arrays(given)
-    report_truncated(model, len(given))
+    arrays = model.arrays(checked)
+    report_truncated(model, len(checked))
     return arrays

@@ -22,13 +22,14 @@ from bert_jax.data.example import Batch
 from bert_jax.data.loader import DatasetLoader, SingleMasks, WordCounts, check_tokenizer, count_words
 from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.errors import UserError
-from bert_jax.interop.loaded_model import LoadedModel, part_of
+from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
 from bert_jax.progress import Reporter
 from bert_jax.tasks import measurement, retrieval
 from bert_jax.tasks.embedder import settings_of
+from bert_jax.tasks.fill_mask import masked_model
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.train import distributed, sharding
 from bert_jax.train.evaluation import Rows, evaluate_batches
@@ -37,17 +38,28 @@ from bert_jax.train.objectives.pretraining import ShardTraits, resolved
 from bert_jax.train.run import runtime_of
 from bert_jax.train.step import Plan
 
-# Measures a pretrained model on held-out shards: the metrics of its objective, perplexities, pseudo-perplexity.
-
-
 MOST_NATS = 700.0  # per token or word; the exponential of more may exceed the largest float
+MESH_FLAG = "--mesh"
+
+# The options that only one kind of data uses; batch_size, compute_dtype and, except for retrieval, mesh are for all.
+USED = {
+    "retrieval": ("max_length", "truncate_dim", "skip_self"),
+    "task": (
+        *("text", "text_pair", "label", "label_map", "metrics", "positive"),
+        *("null_threshold", "max_length", "truncate_dim", "mesh"),
+    ),
+    "shards": ("max_rows", "pseudo_perplexity", "mesh"),
+}
 
 
 def objective_metrics(loaded: LoadedModel, dataset: Dataset, config: TrainConfig, max_rows: int = 0) -> dict[str, Any]:
-    """The metrics of the objective that the model was trained with, on the first max_rows rows (0: all).
+    """Measures the objective that the model was trained with, then the perplexities of its likelihoods.
 
-    The perplexities of its likelihoods (Objective.likelihoods) come last. Raises UserError if the model has no
-    language-model head or a tokenizer other than that of the rows.
+    Args:
+        max_rows: The number of rows that are measured, from the first; 0: all.
+
+    Raises:
+        UserError: The model has no language-model head, or another tokenizer than the rows.
     """
     loader = DatasetLoader(dataset, loaded.vocabulary, seed=0)
     objective = _objective(loaded, dataset)
@@ -65,18 +77,23 @@ def objective_metrics(loaded: LoadedModel, dataset: Dataset, config: TrainConfig
 def measure_pseudo_perplexity(
     loaded: LoadedModel, dataset: Dataset, config: TrainConfig, max_rows: int = 0
 ) -> dict[str, float | None]:
-    """The pseudo-perplexity of a masked language model on the first max_rows rows (0: all).
+    """Measures a masked language model by masking one token at a time (Salazar et al. 2020, section 2.3).
 
-    Each token is masked in turn and predicted from all others of its sequence, both texts of a pair included (Salazar
-    et al. 2020, section 2.3). `pseudo_loss` is the mean of -log P in nats, the pseudo-log-likelihood per token with the
-    sign changed; `pseudo_perplexity` is its exponential, and `pseudo_word_perplexity` divides by the number of words.
-    The first ordinary token counts like any other. Special tokens are given, never masked, and not counted. Of a model
-    trained with config.objective=replaced_tokens, the generator is measured.
+    A token is predicted from all others in its sequence, including both texts of a pair. Special tokens are never
+    masked, and not counted. If the model was trained with config.objective=replaced_tokens, its generator is measured.
+    Prints the progress.
 
-    Prints the progress. Raises UserError for a causal model, for one without a masked language model head or a mask
-    token, and for a tokenizer other than that of the rows.
+    Args:
+        max_rows: The number of rows that are measured, from the first; 0: all.
+
+    Returns:
+        `pseudo_loss`, the mean of -log P in nats per token; `pseudo_perplexity`, its exponential; and
+        `pseudo_word_perplexity`, which divides by the number of words.
+
+    Raises:
+        UserError: The model predicts no masked tokens, or has another tokenizer than the rows.
     """
-    model = _masked_model(loaded)
+    model = masked_model(loaded, "--pseudo_perplexity")
     check_tokenizer(dataset, model.vocabulary)
     masks = SingleMasks(dataset, model.vocabulary, max_rows)
     quiet = not distributed.is_primary()
@@ -85,9 +102,11 @@ def measure_pseudo_perplexity(
         def batches(size: int, rows: Rows) -> Iterator[Batch]:
             for batch in masks.batches(size, rows):
                 yield batch
-                progress.advance(size, size)  # the evaluator requests a batch while the last one is computed
+                # The evaluator requests a batch while the last one is computed.
+                progress.advance(size, size)
 
         metrics = _measure(model, MaskedLMObjective(next_sentence=False), config, batches)
+    # The rows have no ordinary token.
     if "mlm_loss" not in metrics:
         return {}
     loss = metrics["mlm_loss"]
@@ -96,43 +115,46 @@ def measure_pseudo_perplexity(
 
 
 def perplexities(loss: float, counts: WordCounts, likelihood: Likelihood) -> dict[str, float | None]:
-    """PREFIXperplexity, of a loss in nats per token, and PREFIXword_perplexity, of the same loss in nats per word.
+    """Turns a loss in nats per token into PREFIXperplexity and, per word, PREFIXword_perplexity.
 
-    Where special tokens are predicted, each of them counts as one word, as the end of a sentence does in published
-    figures of the Penn Treebank and WikiText. A perplexity that no float can hold, or of no words, is None.
+    A perplexity is None if it exceeds all floats or there are no words.
     """
     tokens, words = counts.ordinary, counts.words
     if likelihood.with_special:
+        # A predicted special token counts as a word, as the end of a sentence does in published figures of the Penn
+        # Treebank and WikiText.
         tokens, words = tokens + counts.special, words + counts.special
-    per_word = loss * tokens / words if words else math.inf
-    names = (f"{likelihood.prefix}perplexity", f"{likelihood.prefix}word_perplexity")
+    nats = {"perplexity": loss, "word_perplexity": loss * tokens / words if words else math.inf}
     return {
-        name: math.exp(nats) if nats < MOST_NATS else None for name, nats in zip(names, (loss, per_word), strict=True)
+        f"{likelihood.prefix}{name}": math.exp(value) if value < MOST_NATS else None for name, value in nats.items()
     }
 
 
 def _measure(
     loaded: LoadedModel, objective: Objective, config: TrainConfig, batches: Callable[[int, Rows], Iterator[Batch]]
 ) -> dict[str, float]:
-    """The objective's metrics over batches(rows of a global batch, those that this process loads)."""
+    """Measures an objective on the batches of batches(rows in a global batch, rows that this process loads)."""
     mesh = sharding.make_mesh(config.mesh)
     size = sharding.whole_rows(config.batch_size, mesh)
     plan = Plan(loaded.model, runtime_of(config), objective)
     with jax.set_mesh(mesh):
-        wanted = layers.flatten(abstract_params(loaded.model, objective.heads))
-        params = sharding.put(layers.unflatten({path: loaded.params[path] for path in wanted}), mesh)
+        # Heads that the objective does not read stay on the host.
+        paths = layers.flatten(abstract_params(loaded.model, objective.heads))
+        params = sharding.put(layers.unflatten({path: loaded.params[path] for path in paths}), mesh)
         rows = sharding.local_rows(size, mesh)
         return evaluate_batches(plan, mesh, params, {"": batches(size, rows)}, size)
 
 
 def _objective(loaded: LoadedModel, dataset: Dataset) -> Objective:
-    """Returns the objective for which the checkpoint has heads and the shards have labels."""
+    """Makes the objective for which the checkpoint has heads and the shards have labels."""
     heads, traits = loaded.heads, ShardTraits.of(dataset, loaded.vocabulary)
     if not (heads.lm or heads.mlm or heads.generator or heads.named):
         raise UserError(f"{loaded.origin} has no language-model head to evaluate; use a pretrained checkpoint")
-    trained = loaded.training.get("objective", {})  # empty after fine-tuning and in imports
-    known = trained if trained.get("kind") in OBJECTIVES else {}  # not that of an extension which is not imported
+    # Fine-tuned and imported checkpoints record no objective; the extension that defined one may not be imported.
+    trained = loaded.training.get("objective", {})
+    known = trained if trained.get("kind") in OBJECTIVES else {}
     options = resolved(load(ObjectiveConfig, known, "config.objective"), loaded.model)
+    # The heads decide about the rest, because conversion and export may have changed them.
     if heads.generator:
         weight = trained.get("replaced_weight", ReplacedTokens.replaced_weight)
         options = ReplacedTokens(heads.generator / loaded.model.width, weight)
@@ -145,26 +167,6 @@ def _objective(loaded: LoadedModel, dataset: Dataset) -> Objective:
             span_boundary=traits.mask_unit == "span" and heads.span_boundary,
         )
     return pretraining_objective(PretrainConfig(objective=options), loaded.model, [traits])
-
-
-def _masked_model(loaded: LoadedModel) -> LoadedModel:
-    if loaded.heads.generator:
-        loaded = part_of(loaded, "generator")
-    if loaded.model.causal:
-        raise UserError(
-            f"{loaded.origin} is a causal model, whose perplexity is printed without --pseudo_perplexity; leave it out"
-        )
-    if not loaded.heads.mlm:
-        raise UserError(
-            f"{loaded.origin} has no masked language model head, which --pseudo_perplexity needs; use a checkpoint of "
-            "a masked language model"
-        )
-    if not loaded.vocabulary.has_mask:
-        raise UserError(f"the vocabulary of {loaded.origin} has no mask token, which --pseudo_perplexity needs")
-    return loaded
-
-
-MESH_FLAG = "--mesh"
 
 
 class EvaluateOptions(TypedDict, total=False):
@@ -203,78 +205,56 @@ def evaluate(
     mesh: MeshConfig | None = None,
     pseudo_perplexity: bool = False,
 ) -> dict[str, Any]:
-    """Returns metrics by name: `loss`, `mlm_loss`, `mlm_accuracy`, ..., or those of the checkpoint's task.
+    """Measures a checkpoint: a pretrained one on shards, a fine-tuned one on files, or one that embeds in retrieval.
 
-    On shards, the perplexities of a model that predicts next tokens or was trained by masked diffusion come after them,
-    and with pseudo_perplexity those of a masked language model. max_rows limits the rows of shards; 0 means all.
+    Args:
+        data: Shards, a labelled file or folder of the checkpoint's task, or a folder in BEIR's layout.
+        max_rows, pseudo_perplexity: For shards, the number of rows (0: all), and whether tokens are masked in turn.
+        skip_self: For retrieval, as in retrieval.measure_beir.
+        average: The average in a checkpoint that is given by its path, as in open_checkpoint.
+        mesh: By default, rows are sharded over all devices. The other options are those of measurement.evaluate.
 
-    On files of a task, the options are those of measurement.evaluate; max_length and truncate_dim are also those of
-    texts in retrieval, and skip_self is that of measure_beir. An undefined metric, such as a correlation with a
-    constant, is None. average applies to a checkpoint given by its path, as in open_checkpoint. Without mesh, rows are
-    sharded over all devices.
+    Returns:
+        Metrics by name: `loss`, `mlm_loss`, `mlm_accuracy`, ... and perplexities, or the task's, with its
+        `counts`. An undefined metric, such as a correlation with a constant, is None.
 
-    Raises UserError if the checkpoint lacks the head that the data or pseudo_perplexity requires, if its tokenizer is
-    not that of the data, for an option that the data does not use, and if the mesh does not fit the model or the
-    devices.
+    Raises:
+        UserError: The checkpoint or the mesh does not fit the data, or the data does not use an option.
     """
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    others: dict[str, Any] = {"metrics": metrics, "label_map": label_map, "positive": positive}
-    if retrieval.is_beir(Path(data)):
-        others |= {"max_rows": max_rows, "pseudo_perplexity": pseudo_perplexity, "columns": columns}
-        others |= {"mesh": mesh != MeshConfig() and mesh, "null_threshold": null_threshold is not None}
-        _refuse_for_retrieval(data, others)
+    names = columns or Columns()
+    options: dict[str, object] = {"text": names.text, "text_pair": names.text_pair, "label": names.label}
+    options |= {"metrics": metrics, "label_map": label_map, "positive": positive, "max_rows": max_rows}
+    options |= {"max_length": max_length, "truncate_dim": truncate_dim, "skip_self": skip_self}
+    options |= {"pseudo_perplexity": pseudo_perplexity, "null_threshold": null_threshold is not None}
+    kind = _checked_kind(loaded, data, options | {"mesh": mesh not in (None, MeshConfig())})
+    if kind == "retrieval":
         settings = settings_of(loaded, max_length=max_length, truncate_dim=truncate_dim)
         return retrieval.evaluate(loaded, Path(data), settings, batch_size, compute_dtype, skip_self)
-    if skip_self:
-        raise UserError(f"--skip_self is for retrieval, but {data} is no folder in BEIR's layout; leave it out")
+    # Before files are read, because a mesh that does not fit is a mistake in the command.
     config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype, mesh=mesh or MeshConfig())
     sharding.check_model(loaded.model, sharding.make_mesh(config.mesh, flag=MESH_FLAG), MESH_FLAG)
-    if loaded.task:
-        _refuse_for_task(max_rows, pseudo_perplexity)
-        found = measurement.evaluate(
+    if kind == "task":
+        measured = measurement.evaluate(
             loaded, data, config, columns, label_map, max_length, metrics, positive, null_threshold, truncate_dim
         )
-        return _task_metrics(found)
-    _refuse_for_shards(columns or Columns(), others, null_threshold, max_length, truncate_dim)
+        for line in measured.remarks:
+            distributed.note(line)
+        # JSON has no NaN.
+        defined = {name: None if math.isnan(value) else value for name, value in measured.metrics.items()}
+        return {**defined, "counts": measured.counts}
     dataset = open_dataset(data, "eval")  # of DIR/train, its own part
     pseudo = measure_pseudo_perplexity(loaded, dataset, config, max_rows) if pseudo_perplexity else {}
     return objective_metrics(loaded, dataset, config, max_rows) | pseudo
 
 
-def _refuse_for_retrieval(data: str | Path, options: Mapping[str, object]) -> None:
-    """Raises UserError if an option is given that the evaluation of a data set of retrieval does not use."""
-    if unused := ", ".join(name for name, value in options.items() if value):
-        raise UserError(f"{data} is a data set of retrieval, whose evaluation does not use {unused}; leave it out")
-
-
-def _refuse_for_task(max_rows: int, pseudo_perplexity: bool) -> None:
-    if pseudo_perplexity:
-        raise UserError("--pseudo_perplexity measures pretrained models on shards; leave it out for a task")
-    if max_rows:
-        raise UserError("--max_rows limits rows of shards; task metrics are computed over whole files. Leave it out")
-
-
-def _refuse_for_shards(
-    columns: Columns, others: Mapping[str, Any], null_threshold: float | None, max_length: int, truncate_dim: int
-) -> None:
-    """Raises UserError if an option of tasks is given, but the checkpoint was pretrained.
-
-    others    further options by name, empty where they are not given
-    """
-    given = {"text": columns.text, "text_pair": columns.text_pair, "label": columns.label, **others}
-    given["null_threshold"] = "" if null_threshold is None else str(null_threshold)
-    for flag, value in given.items():
-        if value:
-            raise UserError(f"--{flag} is {value!r}, but the checkpoint has no task; omit it")
-    if max_length:
-        raise UserError(f"--max_length is {max_length}, but shards have a length of their own; omit it")
-    if truncate_dim:
-        raise UserError(f"--truncate_dim is {truncate_dim}, but shards are not measured by vectors of texts; omit it")
-
-
-def _task_metrics(found: measurement.Evaluation) -> dict[str, Any]:
-    """The metrics of a task, None where undefined, and its counts; prints the remarks."""
-    for line in found.remarks:
-        distributed.note(line)
-    defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
-    return {**defined, "counts": found.counts}
+def _checked_kind(loaded: LoadedModel, data: str | Path, options: Mapping[str, object]) -> str:
+    """Returns the kind of data to evaluate on. Raises UserError for options that it does not use."""
+    kind, reason = "shards", "the checkpoint has no task, and the evaluation on shards"
+    if retrieval.is_beir(Path(data)):
+        kind, reason = "retrieval", f"{data} is a retrieval data set, and its evaluation"
+    elif loaded.task:
+        kind, reason = "task", f"the checkpoint was fine-tuned for {loaded.task['name']}, and the evaluation of tasks"
+    if unused := ", ".join(f"--{name}" for name, value in options.items() if value and name not in USED[kind]):
+        raise UserError(f"{reason} does not use {unused}; omit it")
+    return kind

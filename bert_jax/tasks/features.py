@@ -1,4 +1,4 @@
-"""Compares the layers of a frozen model on a tagging task by training a small head on the vectors of each.
+"""Compares the layers of a frozen model on a tagging task by training a small head on each.
 
 `features` is the job. Before it come the vectors of words, and the heads with their training.
 """
@@ -6,7 +6,7 @@
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,7 @@ from bert_jax.model.outputs import LAYERS, MIX
 from bert_jax.progress import Reporter, print_note
 from bert_jax.tasks import measurement, registry, trials
 from bert_jax.tasks.batches import sorted_batches
-from bert_jax.tasks.inference import LayerVectors
+from bert_jax.tasks.inference import Finish, LayerVectors
 from bert_jax.tasks.kinds.tagging import TagRows
 from bert_jax.tasks.metrics import TAGGING_METRICS, compute_metrics
 from bert_jax.tasks.rows import spans
@@ -41,9 +41,6 @@ from bert_jax.tasks.vector_files import check_range
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train import sharding
 from bert_jax.train.losses import classification_sums
-
-# The vectors of words from a frozen model, computed once for all layers and stored in memory-mapped files.
-
 
 BATCH_SIZE = 32  # rows per batch of the frozen model
 
@@ -58,10 +55,10 @@ class WordBatch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """The words of a split, K - 1 sentences: the vector at the first piece of each, and its tag."""
+    """The words of a split, which has K - 1 sentences."""
 
-    vectors: Float[np.ndarray, "W F"]  # memory-mapped
-    labels: Int32[np.ndarray, "W"]
+    vectors: Float[np.ndarray, "W F"]  # at the words' first pieces; memory-mapped
+    labels: Int32[np.ndarray, "W"]  # tags
     sentence_offsets: Int64[np.ndarray, "K"]  # in the words
 
     @property
@@ -69,12 +66,13 @@ class WordVectors:
         return np.diff(self.sentence_offsets)
 
     def words(self, sentences: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "N"]:
-        """The numbers of all words of these sentences."""
+        """Returns the numbers of all words in these sentences."""
         return spans(self.sentence_offsets[sentences], self.lengths[sentences])
 
     def batch(self, sentences: Int64[np.ndarray, "R"], size: int, length: int) -> WordBatch:
-        """These sentences, padded to `length` words, and fillers up to `size` sentences."""
+        """Pads these sentences to `length` words, and adds fillers up to `size` sentences."""
         lengths = np.pad(self.lengths[sentences], (0, size - len(sentences))).astype(np.int32)
+        # [B, K]: the places of words, in the order in which `words` lists them.
         inside = np.arange(length) < lengths[:, None]
         vectors = np.zeros((size, length, self.vectors.shape[1]), self.vectors.dtype)
         labels = np.zeros((size, length), np.int32)
@@ -86,32 +84,32 @@ class WordVectors:
 def word_vectors(
     model: LayerVectors, splits: Mapping[str, TagRows], folder: Path, max_length: int, quiet: bool = True
 ) -> dict[str, dict[str, WordVectors]]:
-    """The vectors by name of the layers and split, from one pass of the model over all rows.
+    """Computes the vectors by layer name and split, and stores them in files in a folder.
 
-    Raises UserError for values that the dtype of the model's vectors cannot represent.
+    Raises:
+        UserError: The dtype of the model's vectors cannot represent a value.
     """
     size = sharding.whole_rows(BATCH_SIZE, model.mesh)
-    found: dict[str, dict[str, WordVectors]] = {name: {} for name in model.widths}
+    by_layer: dict[str, dict[str, WordVectors]] = {name: {} for name in model.widths}
+    # One pass of the model serves all layers.
     with Reporter("vectors of words", sum(rows.count for rows in splits.values()), ["rows"], quiet) as progress:
         for split, rows in splits.items():
             for number, (name, width) in enumerate(model.widths.items()):
                 file = np.lib.format.open_memmap(
                     folder / f"{split}-{number}.npy", mode="w+", dtype=model.dtype, shape=(len(rows.word_rows), width)
                 )
-                found[name][split] = WordVectors(file, rows.labels[rows.word_starts], rows.sentence_offsets)
+                by_layer[name][split] = WordVectors(file, rows.labels[rows.word_starts], rows.sentence_offsets)
             for indices, states in model.run(sorted_batches(rows, size, max_length)):
                 indices = indices[indices >= 0]
+                # Words are in the order of their rows, so those of a row are the range from `first` to `end`.
                 first, end = (np.searchsorted(rows.word_rows, indices, side) for side in ("left", "right"))
                 words = spans(first, end - first)
                 places = np.repeat(np.arange(len(indices)), end - first), rows.word_slots[words]
-                for name, of_layer in zip(found, states, strict=True):
-                    check_range(of_layer[places], "--feature_dtype", f"--layers {name}: ")
-                    found[name][split].vectors[words] = of_layer[places]
+                for name, hidden in zip(by_layer, states, strict=True):
+                    check_range(np.isfinite(hidden[places]), model.dtype, "--feature_dtype", f"--layers {name}: ")
+                    by_layer[name][split].vectors[words] = hidden[places]
                 progress.advance(len(indices), len(indices))
-    return found
-
-
-# Small heads over frozen vectors of words: a linear layer, or a two-layer BiLSTM.
+    return by_layer
 
 
 HEADS = ("linear", "bilstm")
@@ -121,10 +119,7 @@ SHORTEST = 8  # words; a batch is padded to this length times a power of two
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """The head and its training: Adam with the default rates of Kingma and Ba 2015, and early stopping on dev.
-
-    Raises UserError for an unknown head and for a number out of range.
-    """
+    """The head and its training: Adam with the default rates of Kingma and Ba 2015, and early stopping on dev."""
 
     head: str = option("bilstm", "bilstm or linear", choices=HEADS)
     # Devlin et al. 2019, section 5.3, use 768.
@@ -145,14 +140,16 @@ class HeadOptions:
 
 
 class Head(nnx.Module):
-    """A dense layer over each word's vector, after the layers of a BiLSTM (Devlin et al. 2019, section 5.3) if any.
+    """A dense layer over words' vectors, after two layers of a BiLSTM if options.head is bilstm (Devlin et al. 2019).
 
-    Of `mixed` layers, concatenated in the vectors, it reads a learned mix (LayerMix); 0: it reads the vectors.
+    Args:
+        mixed: The number of layers that the vectors concatenate and the head mixes; 0: it reads the vectors.
     """
 
     def __init__(self, options: HeadOptions, width: int, classes: int, rngs: nnx.Rngs, mixed: int = 0) -> None:
         self.hidden = options.hidden
         self.mix = LayerMix(mixed) if mixed else None
+        # The vectors hold the mixed layers side by side.
         width //= mixed or 1
         inputs = (width, 2 * self.hidden) if options.head == "bilstm" else ()
 
@@ -170,24 +167,24 @@ class Head(nnx.Module):
         start = jnp.zeros((vectors.shape[0], self.hidden))
         run = {"initial_carry": (start, start), "seq_lengths": batch.lengths}
         for forward, backward in zip(self.forward, self.backward, strict=True):
+            # keep_order: the backward states are returned in the order of the words.
             both = forward(vectors, **run), backward(vectors, **run, reverse=True, keep_order=True)
             vectors = jnp.concatenate(both, axis=-1)
         return self.output(vectors)
 
 
 class Mix(NamedTuple):
-    """The learned mix of a head: the weights of the embeddings and of the layers, and the factor of their sum."""
+    """The learned mix of a head."""
 
-    weights: list[float]
-    gamma: float
+    weights: list[float]  # of the embeddings and the layers
+    gamma: float  # the factor of their sum
 
 
 class Trained(NamedTuple):
-    """A head at the epoch of its best dev score: the predicted tag of each word by split, that epoch, from 1, and its
-    mix of layers, if any."""
+    """A head at the epoch of its best dev score."""
 
-    predictions: dict[str, Int32[np.ndarray, "W"]]
-    epoch: int
+    predictions: dict[str, Int32[np.ndarray, "W"]]  # tags by split
+    epoch: int  # from 1
     mix: Mix | None = None
 
 
@@ -201,8 +198,7 @@ def train_head(
 ) -> Trained:
     """Trains a head on `train` until the score of its predictions on `dev` stops improving.
 
-    The predictions of the result are those of all splits except train. The same seed and vectors give the same head.
-    mixed is the number of layers that the vectors hold and the head mixes, or 0.
+    The result has predictions for all splits except train. The same seed and vectors give the same head.
     """
     train = splits["train"]
     module = Head(options, train.vectors.shape[1], classes, nnx.Rngs(seed), mixed)
@@ -210,13 +206,18 @@ def train_head(
     optimizer = _optimizer(options)
     state = optimizer.init(params)
     best, best_score, best_epoch = params, -np.inf, 0
+    # jax arrays are immutable, so `best` keeps the parameters of its epoch without a copy.
     for epoch in range(1, options.epochs + 1):
-        generator = np.random.default_rng((seed, epoch))
-        for batch in _training_batches(train, options.batch_size, generator):
-            params, state = _step(options, graph, params, rest, state, batch)
-        found = score(_predict_split(graph, params, rest, splits["dev"], options.batch_size))
-        if found > best_score:
-            best, best_score, best_epoch = params, found, epoch
+        # All sentences once, in random order. Within a pool, sentences of similar length share a batch.
+        generator, size = np.random.default_rng((seed, epoch)), options.batch_size
+        order = generator.permutation(len(train.lengths))
+        pools = [order[start : start + POOL * size] for start in range(0, len(order), POOL * size)]
+        parts = [part for pool in pools for part in _sorted_parts(train, pool, size)]
+        for number in generator.permutation(len(parts)):
+            params, state = _step(options, graph, params, rest, state, _padded(train, parts[number], size))
+        dev_score = score(_predict_split(graph, params, rest, splits["dev"], size))
+        if dev_score > best_score:
+            best, best_score, best_epoch = params, dev_score, epoch
         if epoch - best_epoch >= options.patience:
             break
     others = {name: split for name, split in splits.items() if name != "train"}
@@ -234,6 +235,7 @@ def _optimizer(options: HeadOptions) -> optax.GradientTransformation:
 def _step(options: HeadOptions, graph: Any, params: Any, rest: Any, state: Any, batch: WordBatch) -> tuple[Any, Any]:
     def loss(params: Any) -> Float[Array, ""]:
         logits = nnx.merge(graph, params, *rest)(batch)
+        # Padding and fillers weigh nothing, and the mean is over the words of the batch.
         weights = (jnp.arange(logits.shape[1])[None] < batch.lengths[:, None]).astype(jnp.float32)
         return classification_sums(logits, batch.labels, weights)[0] / jnp.maximum(weights.sum(), 1)
 
@@ -247,30 +249,22 @@ def _predict(graph: Any, params: Any, rest: Any, batch: WordBatch) -> Int[Array,
 
 
 def _predict_split(graph: Any, params: Any, rest: Any, split: WordVectors, size: int) -> Int32[np.ndarray, "W"]:
-    found = np.zeros(len(split.labels), np.int32)
+    tags = np.zeros(len(split.labels), np.int32)
     for sentences in _sorted_parts(split, np.arange(len(split.lengths)), size):
         predicted = np.asarray(_predict(graph, params, rest, _padded(split, sentences, size)))[: len(sentences)]
         inside = np.arange(predicted.shape[1]) < split.lengths[sentences][:, None]
-        found[split.words(sentences)] = predicted[inside]
-    return found
-
-
-def _training_batches(split: WordVectors, size: int, generator: np.random.Generator) -> Iterator[WordBatch]:
-    """Every sentence once, in random order. Within a pool, sentences of similar length share a batch."""
-    order = generator.permutation(len(split.lengths))
-    pools = [order[start : start + POOL * size] for start in range(0, len(order), POOL * size)]
-    parts = [part for pool in pools for part in _sorted_parts(split, pool, size)]
-    for number in generator.permutation(len(parts)):
-        yield _padded(split, parts[number], size)
+        tags[split.words(sentences)] = predicted[inside]
+    return tags
 
 
 def _sorted_parts(split: WordVectors, sentences: Int64[np.ndarray, "R"], size: int) -> list[Int64[np.ndarray, "..."]]:
-    """The sentences, sorted by length, in parts of `size`."""
+    """Sorts sentences by length, and splits them into parts of `size`."""
     ordered = sentences[np.argsort(split.lengths[sentences], kind="stable")]
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
 def _padded(split: WordVectors, sentences: Int64[np.ndarray, "R"], size: int) -> WordBatch:
+    # A power of two, because each length is compiled separately.
     longest = int(split.lengths[sentences].max())
     return split.batch(sentences, size, max(SHORTEST, 1 << (longest - 1).bit_length()))
 
@@ -281,12 +275,12 @@ def _seed_numbers(seeds: int | tuple[int, ...]) -> tuple[int, ...]:
 
 def _are_seeds(seeds: int | tuple[int, ...]) -> bool:
     numbers = _seed_numbers(seeds)
-    return bool(numbers) and len(set(numbers)) == len(numbers) and all(0 <= seed < SEEDS for seed in numbers)
+    return bool(numbers) and len({*numbers}) == len(numbers) and all(0 <= seed < SEEDS for seed in numbers)
 
 
 @dataclass(frozen=True)
 class FeatureOptions(HeadOptions):
-    """What is compared, and how the heads are trained. Raises UserError for a value out of range."""
+    """Which layers are compared, and how their heads are trained."""
 
     layers: str = option("all", "see above", metavar="NAME,...")
     seeds: int | tuple[int, ...] = option(
@@ -307,11 +301,6 @@ class FeatureOptions(HeadOptions):
     compute_dtype: str = option("float32", "of the model: float32, bfloat16 or auto")
     scratch: str = option("", "folder for the vectors; default: the system's", metavar="DIR")
 
-    @property
-    def seed_numbers(self) -> tuple[int, ...]:
-        """The seeds that --seeds names or counts."""
-        return _seed_numbers(self.seeds)
-
 
 def features(
     checkpoint: str | Path | LoadedModel,
@@ -321,57 +310,65 @@ def features(
     average: str = "",
     quiet: bool = True,
 ) -> dict[str, Any]:
-    """Returns the content of --output: `task, head, seeds, counts, layers`.
+    """Trains heads on layers of a frozen model, and returns the content of --output.
 
-    layers holds, by layer name, `width`, `epochs` by seed, and for each split (dev, and test if it has
-    labels) the `mean`, `std` (sample standard deviation; None for one seed) and `values` of each
-    metric. `mix` also has `weights`, of the embeddings and of each layer, and `gamma`, the factor of
-    their sum, by seed. Raises UserError for a task of another kind than tagging, for one without a dev file, and
-    for a layer that the model does not have.
+    Returns:
+        `task, head, seeds, counts, layers`. By layer name, layers holds `width`, `epochs` by seed, and by split (dev,
+        and test if it has labels) the metrics' `mean`, `std` (sample standard deviation; None for one seed) and
+        `values`. `mix` also has `weights` (of embeddings and layers) and `gamma`, the factor of their sum, by seed.
+
+    Raises:
+        UserError: The task is no tagging task or has no dev file, or the model does not have a layer.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(FinetuneConfig, config)
     options = options or FeatureOptions()
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     task, splits = _encode(loaded, config, options.max_sentences)
-    names = _layer_names(options.layers, loaded.model.layers)
-    model = LayerVectors(loaded, names, dtype=options.feature_dtype, compute_dtype=options.compute_dtype)
+    names = [name.strip() for name in options.layers.split(",") if name.strip()]
+    if names == ["all"]:
+        names = [name for name in LAYERS if loaded.model.layers >= 4 or not name.endswith("_last_4")]
+    if not names:
+        raise UserError(
+            f"--layers is {options.layers!r}; use all, or a comma-separated list of {', '.join(LAYERS)}, {MIX}"
+        )
+    names, seeds = list(dict.fromkeys(names)), _seed_numbers(options.seeds)
+    model = LayerVectors(loaded, names, Finish(dtype=options.feature_dtype), options.compute_dtype)
     words = sum(len(rows.word_rows) for rows in splits.values())
     size = words * sum(model.widths.values()) * np.dtype(model.dtype).itemsize
     # All vectors are stored on disk, so that the encoder runs once: every seed and epoch reads them again.
     with tempfile.TemporaryDirectory(dir=options.scratch or None, prefix="bert_jax-features-") as folder:
         print_note(f"storing {size / 1e6:,.0f} MB of vectors ({model.dtype}) in {folder} until the end", quiet)
         vectors = word_vectors(model, splits, Path(folder), task.max_length, quiet)
-        found: dict[str, Any] = {}
-        with Reporter("heads", len(vectors) * len(options.seed_numbers), ["heads"], quiet) as progress:
-            for name, of_layer in vectors.items():
+        results: dict[str, Any] = {}
+        with Reporter("heads", len(vectors) * len(seeds), ["heads"], quiet) as progress:
+            for name, layer_vectors in vectors.items():
+                # The embeddings count as a layer of the mix.
                 runs, mixed = [], loaded.model.layers + 1 if name == MIX else 0
-                for seed in options.seed_numbers:
-                    runs.append(_train(task, splits, of_layer, options, seed, mixed))
+                for seed in seeds:
+                    runs.append(_train(task, splits, layer_vectors, options, seed, mixed))
                     progress.advance(1, 1)
                 width = model.widths[name] // (mixed or 1)
-                found[name] = {"width": width, "epochs": [head.epoch for head, _ in runs]}
+                results[name] = {"width": width, "epochs": [head.epoch for head, _ in runs]}
                 if mixed:
                     mixes = [head.mix for head, _ in runs if head.mix]
-                    found[name] |= {"weights": [mix.weights for mix in mixes], "gamma": [mix.gamma for mix in mixes]}
+                    results[name] |= {"weights": [mix.weights for mix in mixes], "gamma": [mix.gamma for mix in mixes]}
                 for split in runs[0][1]:
-                    found[name][split] = trials.summary([metrics[split] for _, metrics in runs])
+                    results[name][split] = trials.summary([metrics[split] for _, metrics in runs])
     return {
         "task": task.name,
         "head": {item.name: getattr(options, item.name) for item in fields(HeadOptions)},
-        "seeds": list(options.seed_numbers),
+        "seeds": list(seeds),
         "counts": {name: measurement.counts(rows, task, loaded.vocabulary) for name, rows in splits.items()},
-        "layers": found,
+        "layers": results,
     }
 
 
 def _encode(loaded: LoadedModel, config: FinetuneConfig, max_sentences: int) -> tuple[Task, dict[str, TagRows]]:
-    """Returns the task, with its labels, and the first sentences of each labelled split."""
+    """Reads the task, which its training file completes, and encodes the first sentences of its labelled splits."""
     task, files = registry.resolve(config.task)
     if task.kind != "tagging":
-        raise UserError(
-            f"config.task.kind is {task.kind!r}; use a tagging task (kind tagging), such as those of the recipe tagging"
-        )
+        raise UserError(f"config.task.kind is {task.kind!r}; use a tagging task, such as those of the recipe tagging")
     if "dev" not in files:
         raise UserError(
             "the task has no dev file, which decides when training stops; set one with --config.task.dev=FILE"
@@ -388,16 +385,6 @@ def _encode(loaded: LoadedModel, config: FinetuneConfig, max_sentences: int) -> 
     return task, rows
 
 
-def _layer_names(layers: str, count: int) -> list[str]:
-    """Returns the layer names in --layers without repetitions; `all` is all that a model of `count` layers has."""
-    if layers == "all":
-        return [name for name in LAYERS if count >= 4 or not name.endswith("_last_4")]
-    names = [name.strip() for name in layers.split(",") if name.strip()]
-    if not names:
-        raise UserError(f"--layers is {layers!r}; use all, or a comma-separated list of {', '.join(LAYERS)}, {MIX}")
-    return list(dict.fromkeys(names))
-
-
 def _train(
     task: Task,
     splits: Mapping[str, TagRows],
@@ -406,7 +393,7 @@ def _train(
     seed: int,
     mixed: int = 0,
 ) -> tuple[Trained, dict[str, dict[str, float]]]:
-    """Returns the best head, which mixes so many layers, and the metrics of its predictions by split."""
+    """Trains a head with a seed; returns it with the metrics of its predictions by split."""
 
     def by_sentence(ids: np.ndarray, rows: TagRows) -> list[list[str]]:
         tags = [task.labels[number] for number in ids]

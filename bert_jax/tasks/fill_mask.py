@@ -21,14 +21,11 @@ from bert_jax.model.dropout import SEED_WORDS, gumbel, uniform
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.outputs import masked_logits, vocabulary_logits
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks.embedder import checked_strings
+from bert_jax.tasks.embedder import checked_texts
 from bert_jax.tasks.inference import device_params, tokenizer_of
 from bert_jax.tasks.rows import TaskBatch, TokenRows
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train import sharding
-
-# Generates text with a masked language model: all tokens begin as masks, and are sampled step by step.
-
 
 SAMPLING_BATCH_SIZE = 8  # the logits of all positions exist at the same time
 LENGTH_MULTIPLE = 32  # rows are padded to a multiple of this length, so that few programs are compiled
@@ -37,27 +34,32 @@ LENGTH_MULTIPLE = 32  # rows are padded to a multiple of this length, so that fe
 def unmask(
     loaded: LoadedModel, texts: Sequence[Int[np.ndarray, "..."]], *, steps: int, seed: int, temperature: float = 1.0
 ) -> list[Int[np.ndarray, "..."]]:
-    """Replaces every mask of each text by a sample, in `steps` steps (Sahoo et al. 2024, section 3.5 and appendix B).
+    """Replaces all masks by samples, step by step (Sahoo et al. 2024, section 3.5 and appendix B).
 
-    texts are ids with [CLS], [SEP] and masks; ids that are not masks stay as they are. The rate of masks falls
-    linearly from 1 to 0: in the step from t to s each mask is replaced with probability (t - s) / t, independently of
-    the others, by a sample from the softmax of its logits over `temperature`. Special tokens are never sampled. The
-    sample of a text is a function of the seed, its index, and the text alone. Raises UserError for fewer than 1
-    steps, a temperature of 0 or less, and a text longer than the model supports.
+    The rate of masks falls linearly from 1 to 0: in the step from rate t to s, a mask is replaced with probability
+    (t - s) / t, independently of the others. Special tokens are never sampled. A sample depends on the seed, the
+    text and its index alone.
+
+    Args:
+        texts: Ids with [CLS], [SEP] and masks; ids other than masks stay as they are.
+        temperature: Divides the logits.
+
+    Raises:
+        UserError: There are fewer than 1 steps, the temperature is not above 0, or a text exceeds the positions.
     """
-    if steps < 1:
-        raise UserError(f"--steps is {steps}; use 1 or more")
-    if not temperature > 0:
-        raise UserError(f"--temperature is {temperature}; use a number above 0")
+    if steps < 1 or not temperature > 0:
+        raise UserError(f"--steps is {steps} and --temperature is {temperature}; use 1 or more, and a number above 0")
     longest = max(map(len, texts), default=0)
     if longest > loaded.model.max_positions:
         raise UserError(
             f"a text of {longest} tokens, with those to generate, does not fit the model's "
             f"{loaded.model.max_positions} positions; use a smaller --generate or a shorter prompt"
         )
+    # Special tokens would end or split the text.
     allowed = np.ones(loaded.model.vocab_size, bool)
     allowed[list(loaded.vocabulary.special_ids)] = False
-    allowed[loaded.vocabulary.vocab_size :] = False  # the table may have more rows than there are tokens
+    # The embedding table may have more rows than there are tokens.
+    allowed[loaded.vocabulary.vocab_size :] = False
     penalty = np.where(allowed, 0, -np.inf).astype(np.float32)
     params, key = layers.unflatten(loaded.params), jax.random.key(seed)
     unmasked: list[np.ndarray] = []
@@ -72,7 +74,7 @@ def unmask(
 
 
 def _batch(loaded: LoadedModel, texts: Sequence[np.ndarray], size: int = 0) -> TaskBatch:
-    """The rows of encoded texts, with fillers up to `size` rows."""
+    """Makes a batch of encoded texts, with fillers up to `size` rows."""
     rows = TokenRows(
         input_ids=np.concatenate(texts),
         offsets=np.cumsum([0, *map(len, texts)], dtype=np.int64),
@@ -97,21 +99,23 @@ def _run(
 ) -> Int[Array, "B T"]:
     steps, temperature, mask_id = settings
     model = bind(config, heads, params, Runtime())
+    # A key per text, so that a sample does not depend on the other texts in its batch.
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
 
-    def seeds_of(step: Int[Array, ""], salt: int) -> Array:
-        return jax.vmap(
-            lambda one: jax.random.bits(
-                jax.random.fold_in(jax.random.fold_in(one, step), salt), (SEED_WORDS,), jnp.uint32
-            )
-        )(keys)
+    def row_seeds(step: Int[Array, ""], salt: int) -> Array:
+        def seed_words(key: PRNGKeyArray) -> Array:
+            key = jax.random.fold_in(jax.random.fold_in(key, step), salt)
+            return jax.random.bits(key, (SEED_WORDS,), jnp.uint32)
+
+        return jax.vmap(seed_words)(keys)
 
     def advance(step: Int[Array, ""], ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
         logits = vocabulary_logits(model, model.encode(batch._replace(input_ids=ids)).last)[..., : config.vocab_size]
         scores = logits / temperature + penalty[None, None]
-        sampled = jnp.argmax(scores + gumbel(seeds_of(step, 0), scores.shape), axis=-1).astype(ids.dtype)
+        # The argmax of logits with Gumbel noise is a sample from their softmax.
+        sampled = jnp.argmax(scores + gumbel(row_seeds(step, 0), scores.shape), axis=-1).astype(ids.dtype)
         # The rate falls from (steps - step) / steps by 1 / steps; in the last step every mask is replaced.
-        chosen = uniform(seeds_of(step, 1), ids.shape) < 1 / (steps - step)
+        chosen = uniform(row_seeds(step, 1), ids.shape) < 1 / (steps - step)
         return jnp.where((ids == mask_id) & chosen, sampled, ids)
 
     return jax.lax.fori_loop(0, steps, advance, jnp.asarray(batch.input_ids))
@@ -129,7 +133,7 @@ class Prediction(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A sentence and the predictions for each of its masks, most probable first."""
+    """A sentence and, by mask, the predictions, most probable first."""
 
     sentence: str
     masks: list[list[Prediction]]
@@ -138,92 +142,86 @@ class Filled(NamedTuple):
 def fill_mask(
     checkpoint: str | Path | LoadedModel, sentences: Iterable[str], top: int = 5, average: str = ""
 ) -> list[Filled]:
-    """Returns the most probable tokens at each [MASK] of each sentence, by a float32 softmax over the vocabulary.
+    """Predicts the most probable tokens at every [MASK], by a float32 softmax over the vocabulary.
 
-    average applies to a checkpoint given by its path, as in open_checkpoint. Of a model trained with
-    config.objective=replaced_tokens, the generator predicts. Raises UserError for sentences that are no list of
-    strings, for one without a mask or longer than the model, for a checkpoint of a causal model or without a masked
-    language model head, and for a top outside 1 to the vocabulary size.
+    If the model was trained with config.objective=replaced_tokens, its generator predicts.
+
+    Args:
+        average: The average in a checkpoint that is given by its path, as in open_checkpoint.
+
+    Raises:
+        UserError: The sentences are no list of strings, one has no mask or exceeds the positions, the model predicts
+            no masked tokens, or `top` is not from 1 to the vocabulary size.
     """
-    sentences = checked_strings(sentences)
-    loaded = _open(checkpoint, average)
+    sentences = [text for (text,) in checked_texts(sentences, pairs=False)]
+    loaded = masked_model(checkpoint, "filling masks", average)
     if not 1 <= top <= loaded.vocabulary.vocab_size:
         raise UserError(f"--top is {top}; use 1 to {loaded.vocabulary.vocab_size} (the vocabulary size)")
     tokenizer = tokenizer_of(loaded)
-    encoded = [_encode(sentence, tokenizer, loaded.model.max_positions) for sentence in sentences]
+    encoded = []
+    for sentence in sentences:
+        encoded.append(ids := _encode(sentence, tokenizer))
+        if tokenizer.mask_id not in ids:
+            raise UserError(f"no {MASK} in {sentence[:80]!r}. Write {MASK} in place of each word to predict")
+        if len(ids) > loaded.model.max_positions:
+            raise UserError(
+                f"a sentence of {len(ids)} tokens does not fit the model's {loaded.model.max_positions} positions: "
+                f"{sentence[:40]!r}... Shorten it"
+            )
     filled: list[Filled] = []
     for start in range(0, len(encoded), BATCH_SIZE):
         filled += _fill(loaded, sentences[start : start + BATCH_SIZE], encoded[start : start + BATCH_SIZE], top)
     return filled
 
 
-def _open(checkpoint: str | Path | LoadedModel, average: str) -> LoadedModel:
-    """Returns the masked language model of a checkpoint. Raises UserError where it has none."""
+def masked_model(checkpoint: str | Path | LoadedModel, use: str, average: str = "") -> LoadedModel:
+    """Opens the masked language model in a checkpoint, which may be the generator of replaced_tokens.
+
+    Raises:
+        UserError: There is none, which `use` needs.
+    """
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     origin = loaded.origin or "the checkpoint"
     if loaded.heads.generator:
         loaded = _GENERATORS.setdefault(loaded, part_of(loaded, "generator"))
-    if loaded.model.causal:
-        raise UserError(f"{origin} is a causal model, which predicts next tokens, not masked ones. Use an encoder")
-    if loaded.heads.lm:
-        raise UserError(
-            f"{origin} predicts next and previous tokens, not masked ones. Use an encoder trained with "
-            "config.objective=mlm"
-        )
-    if not loaded.heads.mlm:
-        raise UserError(
-            f"{origin} has no masked language model head; use a pretraining checkpoint instead of a fine-tuned one"
-        )
-    if not loaded.vocabulary.has_mask:
-        raise UserError(f"the vocabulary of {origin} has no mask token; use a model that was trained with one")
+    reasons = {
+        "predicts next tokens": loaded.model.causal or loaded.heads.lm,
+        "has no masked language model head": not loaded.heads.mlm,
+        "has no mask token in its vocabulary": not loaded.vocabulary.has_mask,
+    }
+    if reason := next((reason for reason, holds in reasons.items() if holds), ""):
+        raise UserError(f"{use} needs a masked language model, but {origin} {reason}. Use another checkpoint")
     return loaded
 
 
-def _ids(text: str, words: Tokenizer) -> np.ndarray:
-    return words.encode_special(text.replace(MASK, words.roles.mask_token))
-
-
-def _encode(sentence: str, words: Tokenizer, max_positions: int) -> np.ndarray:
+def _encode(text: str, words: Tokenizer, new_masks: int = 0) -> np.ndarray:
     begin, end = [words.cls_id] * words.begin, [words.sep_id] * words.end
-    ids = np.array([*begin, *_ids(sentence, words), *end], np.int32)
-    if words.mask_id not in ids:
-        raise UserError(f"no {MASK} in {sentence[:80]!r}. Write {MASK} in place of each word to predict")
-    if len(ids) > max_positions:
-        raise UserError(
-            f"a sentence of {len(ids)} tokens does not fit the model's {max_positions} positions: "
-            f"{sentence[:40]!r}... Shorten it"
-        )
-    return ids
+    # encode_special, because an ordinary encoding reads [MASK] as text.
+    ids = words.encode_special(text.replace(MASK, words.roles.mask_token))
+    return np.array([*begin, *ids, *[words.mask_id] * new_masks, *end], np.int32)
 
 
 def _fill(loaded: LoadedModel, sentences: Sequence[str], encoded: Sequence[np.ndarray], top: int) -> list[Filled]:
     words = loaded.vocabulary
-    size = _power_of_two(len(encoded))
+    mask_positions = [np.flatnonzero(ids == words.mask_id) for ids in encoded]
+    # Powers of two, because each shape is compiled separately.
+    size, most = (1 << (count - 1).bit_length() for count in (len(encoded), max(map(len, mask_positions))))
     batch = _batch(loaded, encoded, size)
-    where = [np.flatnonzero(ids == words.mask_id) for ids in encoded]
-    positions = np.zeros((size, _power_of_two(max(map(len, where)))), np.int32)
-    for row, masked in enumerate(where):
+    positions = np.zeros((size, most), np.int32)
+    for row, masked in enumerate(mask_positions):
         positions[row, : len(masked)] = masked
     params = device_params(loaded, sharding.make_mesh(MeshConfig()), loaded.params)
     sizes = words.vocab_size, top
     probabilities, tokens = jax.device_get(_predict(loaded.model, loaded.heads, sizes, params, batch, positions))
+    # The axes are rows, masks of a row (padded to `most`), and the `top` predictions.
     filled = []
-    for row, (sentence, masked) in enumerate(zip(sentences, where, strict=True)):
-        masks = range(len(masked))
+    for row, (sentence, masked) in enumerate(zip(sentences, mask_positions, strict=True)):
         predictions = [
-            [
-                Prediction(token, float(value))
-                for token, value in zip(words.tokens(tokens[row, mask]), probabilities[row, mask], strict=True)
-            ]
-            for mask in masks
+            list(map(Prediction, words.tokens(tokens[row, mask]), probabilities[row, mask].tolist()))
+            for mask in range(len(masked))
         ]
         filled.append(Filled(sentence, predictions))
     return filled
-
-
-def _power_of_two(count: int) -> int:
-    """The least power of two that is not below a count: few sizes need few programs."""
-    return 1 << (count - 1).bit_length()
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -236,7 +234,8 @@ def _predict(
     positions: Int[Array, "B M"],
 ) -> tuple[Float[Array, "B M K"], Int[Array, "B M K"]]:
     model = bind(config, heads, params, Runtime(layer_loop="scan"))  # compiles fast, for each new shape
-    vocabulary, top = sizes  # the table may have more rows than there are tokens
+    vocabulary, top = sizes
+    # The embedding table may have more rows than there are tokens.
     logits = masked_logits(model, model.encode(batch).last, positions)[..., :vocabulary]
     values, tokens = jax.lax.top_k(jax.nn.softmax(logits), top)
     return values, tokens
@@ -252,19 +251,24 @@ def generate(
     temperature: float = 1.0,
     average: str = "",
 ) -> list[str]:
-    """Returns each prompt followed by new_tokens sampled tokens, as readable text (unmask).
+    """Generates text after prompts with a masked language model (see unmask). Masks in a prompt are filled too.
 
-    steps is the number of denoising steps; None means new_tokens. The same arguments give the same texts. Masks in a
-    prompt are filled too. Raises UserError for new_tokens below 1, and as fill_mask and unmask do.
+    Args:
+        steps: The number of denoising steps; by default new_tokens.
+        average: The average in a checkpoint that is given by its path, as in open_checkpoint.
+
+    Returns:
+        The prompts, followed by the new tokens, as readable text. The same arguments give the same texts.
+
+    Raises:
+        UserError: new_tokens is below 1, or unmask or masked_model raises it.
     """
-    prompts = checked_strings(prompts)
+    prompts = [text for (text,) in checked_texts(prompts, pairs=False)]
     if new_tokens < 1:
         raise UserError(f"--generate is {new_tokens}; use 1 or more tokens")
-    loaded = _open(checkpoint, average)
+    loaded = masked_model(checkpoint, "generating text", average)
     words = tokenizer_of(loaded)
-    new = [words.mask_id] * new_tokens
-    begin, end = [words.cls_id] * words.begin, [words.sep_id] * words.end
-    texts = [np.array([*begin, *_ids(prompt, words), *new, *end], np.int32) for prompt in prompts]
+    texts = [_encode(prompt, words, new_tokens) for prompt in prompts]
     steps = new_tokens if steps is None else steps
     filled = unmask(loaded, texts, steps=steps, seed=seed, temperature=temperature)
     return [words.decode(ids[words.begin : len(ids) - words.end]) for ids in filled]

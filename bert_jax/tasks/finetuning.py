@@ -28,13 +28,10 @@ from bert_jax.train.checkpoint import held_workdir
 from bert_jax.train.prepare import check as check_run
 from bert_jax.train.run import RESULT_FILE
 
-# A sweep over any configuration keys: its settings, their runs, and the result over all of them.
-#
-# Each setting is a fine-tuning of its own, with all seeds, in a folder of the sweep's workdir. An interrupted sweep
+# A sweep runs a fine-tuning for every setting, with all seeds, in a folder of its workdir. An interrupted sweep
 # therefore resumes like any fine-tuning, setting by setting.
 
-
-# Keys whose values make results that do not compare, or that a fine-tuning crosses itself.
+# Keys that a sweep cannot have, with the reason: their results do not compare, or a fine-tuning varies them itself.
 REFUSED = {
     "sweep": "it is the sweep itself",
     "seed": "every setting has the same seeds; use config.seeds",
@@ -46,24 +43,23 @@ REFUSED = {
     },
 }
 
-_NOT_IN_NAMES = re.compile(r"[^\w.+-]")  # characters of values that names of folders do not have
-
-Values = dict[str, Any]  # by key
+_NOT_IN_NAMES = re.compile(r"[^\w.+-]")  # characters that folder names do not have
 
 
 class Setting(NamedTuple):
-    """One setting of a sweep: its values, its folder in the workdir, and the configuration of its fine-tuning."""
+    """One setting in a sweep."""
 
-    values: Values
-    folder: str
+    values: dict[str, Any]  # by key
+    folder: str  # in the workdir
     config: FinetuneConfig
 
 
 def settings_of(config: FinetuneConfig) -> list[Setting]:
-    """The settings of config.sweep, the first key varying slowest.
+    """Returns the settings of config.sweep, the first key varying slowest.
 
-    Raises UserError for an unknown key, one that a sweep cannot have, a value of another type, and two settings that
-    are equal or have the same folder.
+    Raises:
+        UserError: A key is unknown or cannot be swept, a value has another type, or two settings are equal or have the
+            same folder.
     """
     for key, choices in config.sweep.items():
         if key in REFUSED:
@@ -72,23 +68,17 @@ def settings_of(config: FinetuneConfig) -> list[Setting]:
             raise UserError(f"config.sweep has no value for {key}. Give at least one")
     settings = []
     for combination in itertools.product(*config.sweep.values()):
+        # The folder names the values, so that the same sweep finds its runs again.
         values = dict(zip(config.sweep, combination, strict=True))
-        written = (f"{key}={_NOT_IN_NAMES.sub('_', _short(value))}" for key, value in values.items())
+        texts = (f"{value:g}" if isinstance(value, float) else str(value).replace(" ", "") for value in combination)
+        names = (f"{key}={_NOT_IN_NAMES.sub('_', text)}" for key, text in zip(values, texts, strict=True))
         setting = config_lib.change(config, {**values, "sweep": {}})
-        settings.append(Setting(values, "sweep-" + ",".join(written), setting))
+        settings.append(Setting(values, "sweep-" + ",".join(names), setting))
     for first, second in itertools.combinations(settings, 2):
-        if first.config == second.config:
-            raise UserError(
-                f"config.sweep has the settings {first.values} and {second.values}, which are equal. Omit one"
-            )
-    if len({setting.folder for setting in settings}) < len(settings):
-        raise UserError(f"config.sweep is {config.sweep}, whose values give two settings the same folder. Rename one")
+        if first.config == second.config or first.folder == second.folder:
+            same = "are equal. Omit one" if first.config == second.config else "have the same folder. Rename one"
+            raise UserError(f"config.sweep has the settings {first.values} and {second.values}, which {same}")
     return settings
-
-
-def _short(value: Any) -> str:
-    """A value as the name of a folder has it."""
-    return f"{value:g}" if isinstance(value, float) else str(value).replace(" ", "")
 
 
 def check(
@@ -98,58 +88,61 @@ def check(
     tokenizer: Tokenizer | None = None,
     kept: Kept | None = None,
 ) -> None:
-    """Raises UserError for a setting that cannot be trained, and for several settings without a dev file.
+    """Checks all settings by preparing them as they will be prepared again; `kept` holds the data that they share.
 
-    Each setting is prepared as it will be again, since what is wrong may depend on its files and its checkpoint; what
-    settings share is `kept`.
+    Raises:
+        UserError: A setting cannot be trained, or there are several settings and no dev file.
     """
-    trials.check_seeds(config, workdir)
+    trials.check_workdir(config, workdir)
     kept = kept or Kept()
     for setting in settings:
         start, data, runs = prepare(setting.config, workdir / setting.folder, tokenizer, lambda line: None, kept)
-        check_run(next(iter(runs.values())))  # the trials of a setting differ only in seed, rate and workdir
+        # The trials of a setting differ only in seed and workdir, so the first one stands for all.
+        check_run(next(iter(runs.values())))
         if len(settings) > 1:
             trials.check_measured("sweep", repr(config.sweep), "dev" in data.rows)
-        del start, data, runs  # else they would be in memory while the next setting is prepared
+        # Otherwise they would be in memory while the next setting is prepared.
+        del start, data, runs
 
 
 def run_sweep(
     settings: Sequence[Setting],
     workdir: Location,
-    one: Callable[[FinetuneConfig, Location], tuple[dict[str, Any], str, bool]],
+    run: Callable[[FinetuneConfig, Location], tuple[dict[str, Any], str, bool]],
 ) -> dict[str, Any]:
-    """Runs all settings, copies the best to the workdir, and returns the content of its result.json.
+    """Runs all settings, copies the best one to the workdir, and returns its result.json.
 
-    one(config, folder) is a fine-tuning: its result, the metric that selects, and whether SIGTERM arrived at the end.
-    The result is that of the setting with the best mean over its seeds, with `best` and with the figures of every
-    setting under `sweep`. Raises Stopped after SIGTERM, if other settings would follow.
+    Args:
+        run: Fine-tunes a configuration in a folder; returns the result, the metric that selects, and whether SIGTERM
+            arrived at the end.
+
+    Returns:
+        The result with the best mean over its seeds, with `best`, and all settings' figures under `sweep`.
+
+    Raises:
+        Stopped: SIGTERM arrived before the last setting.
     """
-    by_setting: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     chosen_by = ""
     for setting in settings:
-        found, chosen_by, stop = one(setting.config, workdir / setting.folder)
-        by_setting.append(found)
+        result, chosen_by, stop = run(setting.config, workdir / setting.folder)
+        results.append(result)
         if stop and setting is not settings[-1]:
             raise Stopped(f"SIGTERM: {setting.folder} is complete, later ones are not; run the same command to resume")
-    scores = [trials.score(_mean(found, chosen_by), chosen_by) for found in by_setting]
-    place = max(range(len(scores)), key=scores.__getitem__)
-    best, found = settings[place], by_setting[place]
+    means = [result["metrics"].get(chosen_by, {}).get("mean") for result in results]
+    index = max(range(len(means)), key=lambda index: trials.score(means[index], chosen_by))
+    best = settings[index]
     trials.keep_best(workdir, Trial(0, best.folder), averaged=best.config.optimizer.ema_decay > 0)
-    mean = _mean(found, chosen_by)
-    result = found | {
-        "best": {"run": best.folder, "values": best.values, "metric": chosen_by, "value": mean},
+    result = results[index] | {
+        "best": {"run": best.folder, "values": best.values, "metric": chosen_by, "value": means[index]},
         "sweep": [
-            {"run": setting.folder, "values": setting.values, "metrics": each["metrics"], "steps": each["steps"]}
-            for setting, each in zip(settings, by_setting, strict=True)
+            {"run": setting.folder, "values": setting.values, "metrics": result["metrics"], "steps": result["steps"]}
+            for setting, result in zip(settings, results, strict=True)
         ],
     }
     if distributed.is_primary():
         write_json(workdir / RESULT_FILE, result)
     return result
-
-
-def _mean(found: Mapping[str, Any], chosen_by: str) -> float | None:
-    return found["metrics"].get(chosen_by, {}).get("mean")
 
 
 def finetune(
@@ -159,26 +152,32 @@ def finetune(
     *,
     verbose: bool = False,
 ) -> dict[str, Any]:
-    """Trains once for each seed, and returns the content of result.json.
+    """Trains once for every seed, and for every setting of a sweep, and returns result.json.
 
-    Its keys:
-        task: the name of the task.
-        start: {path, task} of the initial checkpoint; task is the one it was fine-tuned for, if any.
-            None if training starts from scratch.
-        seeds: the seeds.
-        metrics: {name: {mean, std, values}}. Metrics of dev have no prefix, those of another
-            labelled split have its name, such as `test_`. std is the sample standard deviation,
-            None for one seed.
-        steps: for each seed, the step of the parameters that are kept.
-        counts: by split.
-        best: the best run, if there are several.
+    With one seed, WORKDIR is the run. With several seeds, the runs are in WORKDIR/seed-K, and WORKDIR also holds the
+    best one by the dev metric that trials.chosen_by names (without a dev file, the first one). With config.sweep, the
+    settings have such workdirs in WORKDIR/sweep-SETTING, and WORKDIR holds the best one; all settings are checked
+    before the first one trains.
 
-    With one seed, WORKDIR is the run. With several seeds, each run is in WORKDIR/seed-K, and WORKDIR also holds the
-    best run by the dev metric that trials.chosen_by names (the first run without a dev file). With config.sweep, each
-    setting has such a workdir in WORKDIR/sweep-SETTING; WORKDIR holds the best one, and the result has the figures of
-    all under `sweep`. All settings are checked before the first one trains. A `verbose` run prints its parameters. An
-    empty init_from trains config.model from scratch and requires a tokenizer. Raises UserError for a mistake in the
-    configuration, the files or the checkpoint, and Stopped after SIGTERM.
+    Args:
+        tokenizer: Required if init_from is empty, which trains config.model from scratch.
+        verbose: Whether runs print their parameters.
+
+    Returns:
+        task: The name of the task.
+        start: {path, task} of the initial checkpoint; task is the one it was fine-tuned for, if any. None if training
+            starts from scratch.
+        seeds: The seeds.
+        metrics: {name: {mean, std, values}}. Metrics of dev have no prefix, others their split's name, such as `test_`.
+            std is the sample standard deviation, None for one seed.
+        steps: By seed, the step of the parameters that are kept.
+        counts: By split.
+        best: The best run, if there are several.
+        sweep: The figures of all settings, if there are several.
+
+    Raises:
+        UserError: The configuration, the files or the checkpoint have a mistake.
+        Stopped: SIGTERM arrived.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(FinetuneConfig, config)
@@ -189,11 +188,13 @@ def finetune(
         return tuned.result
     settings = settings_of(config)
     kept = Kept()
-    check(config, settings, workdir, tokenizer, kept)  # before anything is trained
+    # Before anything is trained.
+    check(config, settings, workdir, tokenizer, kept)
     by_folder: dict[Location, dict[str, Split]] = {}
 
     def run(setting: FinetuneConfig, folder: Location) -> tuple[dict[str, Any], str, bool]:
         tuned = _finetune(setting, folder, tokenizer, verbose, kept)
+        # Splits take memory, and only a submission needs them.
         if config.task.submission:
             by_folder[folder] = tuned.splits
         return tuned.result, tuned.chosen_by, tuned.stop
@@ -205,12 +206,11 @@ def finetune(
 
 
 class _Tuned(NamedTuple):
-    """A finished fine-tuning: the content of result.json, the metric that selects, whether SIGTERM arrived at the end,
-    and the splits of its task."""
+    """A finished fine-tuning."""
 
-    result: dict[str, Any]
-    chosen_by: str
-    stop: bool
+    result: dict[str, Any]  # the content of result.json
+    chosen_by: str  # the metric that selects
+    stop: bool  # whether SIGTERM arrived at the end
     splits: dict[str, Split]
 
 
@@ -223,15 +223,18 @@ def _finetune(
 ) -> _Tuned:
     start, data, runs = prepare(config, workdir, tokenizer, kept=kept)
     runs = {trial: dataclasses.replace(run, verbose=verbose) for trial, run in runs.items()}
+    # Held against other commands until the result is written.
     with held_workdir(workdir) as check_held:
         by_trial, steps, stop = trials.train(data.task, data.rows, runs)
         chosen_by, origin = trials.chosen_by(config, data.task), {"start": start.summary()}
         result = trials.result(data.task.name, chosen_by, by_trial, steps, data.counts) | origin
         best = trials.best(by_trial, chosen_by)
+        # Another process may have taken the workdir in the meantime.
         check_held()
         if best.folder:
             trials.keep_best(workdir, best, averaged=config.optimizer.ema_decay > 0)
         if distributed.is_primary():
+            # Every trial gets the result that the same run alone would have.
             for trial, metrics in by_trial.items():
                 own = trials.result(data.task.name, chosen_by, {trial: metrics}, steps, data.counts)
                 write_json(workdir / trial.folder / RESULT_FILE, own | origin)

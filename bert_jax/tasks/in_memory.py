@@ -1,8 +1,9 @@
-"""Data and models in memory, written to the files that a run reads: what `bert_jax.finetune` and `evaluate` take.
+"""Data and models in memory, written to the files that a run reads, for `bert_jax.finetune` and `evaluate`.
 
 `data_file` writes a table of any library as JSON lines, `checkpoint_path` a model as a checkpoint.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import decimal
@@ -28,29 +29,29 @@ from bert_jax.train.workdir import CHECKPOINTS
 # A file, rows, a pandas or polars DataFrame (also a lazy one), datasets.Dataset, a pyarrow.Table.
 Table = str | Path | Iterable[Mapping[str, Any]] | Any
 _SETS = "multilabel"  # the kind of task whose label may be a set
-# The kinds whose columns are all named (auto: by the file), and what others read where none are named.
+# The kinds whose columns are all named (auto: by the file), and the columns that others read if none are named.
 _OF_NAMED_COLUMNS = ("auto", "classification", "regression", "embedding", _SETS)
 _DEFAULT_COLUMNS = ("tokens", "labels", "spans", "relations", *QUESTION_COLUMNS, "is_impossible", CHOICES)
 
 
 def checkpoint_path(loaded: LoadedModel, scratch: Path) -> str:
-    """The path of a model's checkpoint, or hf:NAME; one whose folder is gone, and an average, are written to `scratch`.
-
-    Only an origin with the prefix hf: is of the Hub, so that no model of the Hub replaces a folder.
-    """
-    if loaded.origin.startswith(PREFIX) and not loaded.average:
-        return loaded.origin
-    folder = location(loaded.origin) if loaded.origin and not loaded.average else None
-    if folder and (folder / CHECKPOINTS).is_dir():
-        folder = folder / CHECKPOINTS / str(loaded.step)  # the run may have saved other steps since
-    if folder and folder.exists():
-        return str(folder)
+    """Returns the path of a model's checkpoint, or hf:NAME. A model without a folder is written to `scratch`."""
+    # An average is no checkpoint that a path names.
+    if loaded.origin and not loaded.average:
+        # Only the prefix hf: means the Hub, so that no model of the Hub replaces a folder that is gone.
+        if loaded.origin.startswith(PREFIX):
+            return loaded.origin
+        folder = location(loaded.origin)
+        if (folder / CHECKPOINTS).is_dir():
+            folder = folder / CHECKPOINTS / str(loaded.step)  # the run may have saved other steps since
+        if folder.exists():
+            return str(folder)
     export.export_loaded(loaded, scratch, "orbax")
     return str(scratch)
 
 
 def refuse_store(workdir: str | Path, tables: Iterable[Table]) -> None:
-    """Raises UserError for a workdir in a store and data in memory, which are kept as files next to a workdir."""
+    """Raises UserError for data in memory, which is kept in files next to the workdir, if that is in a store."""
     address = location_address(workdir)
     if store_of(address) and not all(isinstance(table, str | Path) for table in tables):
         raise UserError(
@@ -60,15 +61,17 @@ def refuse_store(workdir: str | Path, tables: Iterable[Table]) -> None:
 
 
 def data_file(table: Table, path: Path, task: TaskConfig) -> str:
-    """The file of a table for a task. Data in memory is written to `path` as JSON lines; a datasets.Dataset as Parquet,
-    next to `path`, because its classes are numbers, and have names and an order only there.
+    """Writes data in memory to `path` as JSON lines, for a task, and returns the file; a file is returned as it is.
 
-    A value that JSON does not have is written as its text in Python, in columns that the task does not read. Raises
-    UserError for one that it reads, for data that are no rows, and for a column whose name is no text.
+    Columns that the task does not read may hold any values, which are written as Python's texts of them.
+
+    Raises:
+        UserError: The data are no rows, a column's name is no text, or the task reads a value that JSON does not have.
     """
     if isinstance(table, str | Path):
         return str(table)
-    if isinstance(getattr(table, "features", None), Mapping) and hasattr(table, "to_parquet"):  # datasets.Dataset
+    # A datasets.Dataset: its classes are numbers, and only its own Parquet file keeps their names.
+    if isinstance(getattr(table, "features", None), Mapping) and hasattr(table, "to_parquet"):
         path.parent.mkdir(parents=True, exist_ok=True)
         parquet = str(path.with_suffix(".parquet"))
         table.to_parquet(parquet)
@@ -80,54 +83,57 @@ def data_file(table: Table, path: Path, task: TaskConfig) -> str:
             "dictionaries, a DataFrame, a pyarrow.Table or a datasets.Dataset"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
+    # The file appears when all rows are written, so that a refused row leaves the file of an earlier run.
     lines = (_line(f"row {number} of the data", row, task) for number, row in enumerate(rows, 1))
-    write_atomic(path, (f"{line}\n".encode() for line in lines))  # a refused row leaves the file of an earlier run
+    write_atomic(path, (f"{line}\n".encode() for line in lines))
     return str(path)
 
 
 def measured_file(table: Table, path: Path, loaded: LoadedModel, columns: Columns) -> str:
-    """The file of a table that a fine-tuned model is measured on; `columns` are those that it was not fine-tuned with.
+    """Returns the file of a table on which a fine-tuned model is measured (see data_file).
 
-    Raises UserError as data_file does, and for data in memory of a model that was not fine-tuned.
+    Args:
+        columns: Those that differ from the columns of fine-tuning.
+
+    Raises:
+        UserError: As in data_file, or the data is in memory and the model was not fine-tuned.
     """
     if isinstance(table, str | Path):
         return str(table)
     task = task_of(loaded)
+    # Only the columns matter: they decide which values must be valid.
     used = columns.filled(task.columns)
     kind = TaskConfig.kinds[task.kind]
     known = {item.name for item in dataclasses.fields(kind)}
     return data_file(table, path, kind(**{name: value for name, value in vars(used).items() if name in known}))
 
 
-def _line(where: str, row: Mapping[Any, Any], task: TaskConfig) -> str:
+def _line(place: str, row: Mapping[Any, Any], task: TaskConfig) -> str:
+    """Writes a row as JSON; raises UserError for a value that the task reads and JSON does not have."""
     labels = {*task.label.split(",")} if isinstance(task.label, str) else {*task.label}
     read = {task.text, getattr(task, "text_pair", ""), *labels}
     read.update(*(getattr(task, key, ()) for key in ("marks", "choices", "negatives")))
+    # Kinds with default columns read these as well.
     read.update([] if task.kind in _OF_NAMED_COLUMNS else _DEFAULT_COLUMNS)
     values = {}
     for name, value in row.items():
         if not isinstance(name, str | int):
-            raise UserError(
-                f"{where} has the column {name!r:.60}, whose name is no text. Rename the columns of the table"
-            )
+            raise UserError(f"{place}: column names must be strings; got {name!r:.60}. Rename the column")
         try:
             values[name] = _plain(value, sets=task.kind == _SETS and str(name) in labels)
         except ValueError as error:
             if str(name) in read:
-                raise UserError(f"{where}: column {name!r} holds {value!r:.60}; {error}") from None
+                raise UserError(f"{place}: column {name!r} holds {value!r:.60}; {error}") from None
             values[name] = str(value)
     line = json.dumps(values, ensure_ascii=False)
     if not is_unicode(line):
-        raise UserError(
-            f"{where} has half of a surrogate pair, which is no character: {line!r:.80}. Correct the text, or omit "
-            "the row"
-        )
+        raise UserError(f"{place} has half of a surrogate pair: {line!r:.80}. Correct the text, or omit the row")
     return line
 
 
 def _rows(table: Any) -> list[Any]:
-    """The rows of a DataFrame, or the items of any other table; none of what is no table."""
-    # Of the type, as columns of pandas are attributes of the DataFrame.
+    """Lists a DataFrame's rows, or any other table's items; a value that is no table has none."""
+    # Attributes of the type, because columns of pandas are attributes of the DataFrame.
     if hasattr(type(table), "collect"):  # a LazyFrame of polars
         table = table.collect()
     if hasattr(type(table), "to_pylist"):  # pyarrow
@@ -140,33 +146,36 @@ def _rows(table: Any) -> list[Any]:
 
 
 def _plain(value: Any, sets: bool = False) -> Any:
-    """A value as JSON has it: what is missing as null, bytes and dates as texts, arrays as lists, and with `sets` also
-    a set as one. Raises ValueError, which says what is expected, for other values."""
-    if getattr(getattr(value, "dtype", None), "kind", "") == "M":  # dates of NumPy, which tolist makes numbers
+    """Converts a value to JSON's types: missing values to null, bytes and dates to texts, arrays to lists.
+
+    With `sets`, sets become lists too. For other values, raises ValueError with the expected type.
+    """
+    if getattr(getattr(value, "dtype", None), "kind", "") == "M":  # NumPy's dates, which tolist makes numbers
         value = value.astype(str)
     for method in ("tolist", "item"):  # of NumPy, JAX and PyTorch
         if hasattr(value, method) and type(plain := getattr(value, method)()) is not type(value):
             return _plain(plain, sets)
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str | int) for key in value):
-            raise ValueError("expected keys that are texts")
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, set | frozenset):
-        if not sets:
-            raise ValueError("a set has no order, so give a list")
-        return sorted(map(_plain, value), key=str)
+    expected = "expected a text, a number, true or false, or a list or dictionary of these"
+    # By type name: pandas, whose missing values these are, need not be installed.
     missing = isinstance(value, float | decimal.Decimal) and value != value
-    if value is None or missing or type(value).__name__ in ("NAType", "NaTType"):  # of pandas
+    if value is None or missing or type(value).__name__ in ("NAType", "NaTType"):
         return None
-    if isinstance(value, bytes | bytearray):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            raise ValueError("the bytes are not UTF-8, so give a text") from None
     if isinstance(value, str | int | float):
         return value
     if isinstance(value, datetime.date | datetime.time | decimal.Decimal | enum.Enum):
         return str(value)
-    raise ValueError("expected a text, a number, true or false, or a list or dictionary of these")
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        if sets:
+            return sorted(map(_plain, value), key=str)
+        expected = "a set has no order, so give a list"
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str | int) for key in value):
+            return {key: _plain(item) for key, item in value.items()}
+        expected = "expected keys that are texts"
+    if isinstance(value, bytes | bytearray):
+        with contextlib.suppress(UnicodeDecodeError):
+            return value.decode()
+        expected = "the bytes are not UTF-8, so give a text"
+    raise ValueError(expected)

@@ -1,7 +1,7 @@
 """Runs a model over encoded rows: the one loop behind evaluation, predict, report, embed and features.
 
-`run_batches` is the loop. `Predictor` computes the answers of a task, `FineTuned` holds a checkpoint with its task, and
-`LayerVectors` computes vectors of layers.
+`run_batches` is the loop. `Predictor` computes a task's answers, `FineTuned` is a checkpoint with its task, and
+`LayerVectors` computes the vectors of layers.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -39,55 +39,45 @@ from bert_jax.train.run import runtime_of
 
 # By checkpoint, and by mesh and path: a caller that predicts several times with one LoadedModel uploads it once.
 _UPLOADED: "weakref.WeakKeyDictionary[LoadedModel, dict[tuple[Mesh, str], Any]]" = weakref.WeakKeyDictionary()
+# Tokenizers by checkpoint, for the current thread alone, because several threads cannot use a Tokenizer at once.
+_OF_THREAD = threading.local()
 
 
 def device_params(loaded: LoadedModel, mesh: Mesh, wanted: Iterable[str]) -> dict[str, Any]:
-    """The parameters of these paths, nested by module, on the devices of the mesh.
+    """Puts the parameters at these paths on the devices of the mesh, nested by module.
 
-    They are copied once for each mesh, and freed with the LoadedModel; later changes of its arrays have no effect.
+    They are copied once for a mesh, and freed with the LoadedModel. Later changes of its arrays have no effect.
     """
-    wanted = tuple(wanted)
-    held = _UPLOADED.setdefault(loaded, {})
-    if missing := {path: loaded.params[path] for path in wanted if (mesh, path) not in held}:
-        placed = layers.flatten(sharding.put(layers.unflatten(missing), mesh))
-        held.update({(mesh, path): leaf for path, leaf in placed.items()})
-    return layers.unflatten({path: held[mesh, path] for path in wanted})
-
-
-class _Kept(threading.local):
-    """Each thread has its own, because several threads cannot use a Tokenizer at once."""
-
-    def __init__(self) -> None:
-        self.by_model: weakref.WeakKeyDictionary[LoadedModel, Tokenizer] = weakref.WeakKeyDictionary()
-
-
-_KEPT = _Kept()
+    # Only what is missing is copied: heads of other objectives may be on the devices already.
+    paths = tuple(wanted)
+    placed = _UPLOADED.setdefault(loaded, {})
+    if missing := {path: loaded.params[path] for path in paths if (mesh, path) not in placed}:
+        leaves = layers.flatten(sharding.put(layers.unflatten(missing), mesh))
+        placed.update({(mesh, path): leaf for path, leaf in leaves.items()})
+    return layers.unflatten({path: placed[mesh, path] for path in paths})
 
 
 def tokenizer_of(loaded: LoadedModel) -> Tokenizer:
-    """The tokenizer of a checkpoint, the same object in each call of a thread."""
-    found = _KEPT.by_model.get(loaded)
-    if found is None:
-        found = _KEPT.by_model[loaded] = Tokenizer(loaded.vocabulary.spec)
-    return found
-
-
-# Runs a model over encoded rows: the one loop of evaluation, predict, report, embed and features.
-#
-# Rows of similar length share a batch , each padded length is compiled once, every process places
-# the rows that its devices own, and results are returned in the order of the rows.
+    """Returns a checkpoint's tokenizer, the same object in all calls of a thread."""
+    by_model = _OF_THREAD.__dict__.setdefault("tokenizers", weakref.WeakKeyDictionary())
+    if loaded not in by_model:
+        by_model[loaded] = Tokenizer(loaded.vocabulary.spec)
+    tokenizer: Tokenizer = by_model[loaded]
+    return tokenizer
 
 
 def run_batches(
     compute: Callable[[TaskBatch], Any], batches: Iterable[tuple[Int64[np.ndarray, "B"], TaskBatch]], mesh: Mesh
 ) -> Iterator[tuple[Int64[np.ndarray, "B"], Any]]:
-    """compute(batch) as numpy arrays for each batch, with the indices of its rows (-1: a filler).
+    """Yields compute(batch) as numpy arrays, with the indices of the batch's rows (-1: a filler).
 
-    compute is a compiled function. Each process passes the rows of the batch that its devices own. The devices compute
-    a batch while the caller uses the results of the one before it, and while the next one is made.
+    Args:
+        compute: A compiled function. Several processes call it together.
     """
+    # The devices compute a batch while the caller uses the results of the last one, and while the next one is made.
     computing: tuple[np.ndarray, Any] | None = None
     for indices, batch in batches:
+        # A process places only the rows that its devices own.
         local = sharding.local_rows(len(indices), mesh)
         part = jax.tree.map(lambda leaf, rows=local: leaf[rows], batch)
         with jax.set_mesh(mesh):
@@ -109,43 +99,54 @@ class Predictor:
         self._settings = task.measured.objective(), model, runtime, mesh
 
     def answers(self, params: Mapping[str, Any], rows: TaskRows, batch_size: int) -> tuple[list[Any], float]:
-        """TaskObjective.answers of each row, in order, and the mean loss, which is NaN without labels."""
-        compute = functools.partial(_compiled(_answer, *self._settings), params)
-        answers: list[Any] = [None] * rows.count
-        loss = count = 0.0
-        for indices, (found, terms, weight) in run_batches(compute, self._batches(rows, batch_size), self._mesh):
-            loss, count = loss + float(terms["task"].loss), count + float(weight)
-            _fill(answers, indices, found)
+        """Returns the rows' answers (TaskObjective.answers), in order, and the mean loss, NaN without labels."""
+        answers, others = self._run(_answer, params, rows, batch_size)
+        loss = sum(float(terms["task"].loss) for _, (terms, _) in others)
+        count = sum(float(weight) for _, (_, weight) in others)
         return answers, loss / count if count else float("nan")
 
     def item_losses(
         self, params: Mapping[str, Any], rows: TaskRows, batch_size: int
     ) -> tuple[list[Any], Float64[np.ndarray, "K"]]:
-        """The answers of labelled rows, and the mean loss of each item over its labels, NaN where it has none."""
-        compute = functools.partial(_compiled(_row_losses, *self._settings), params)
-        answers: list[Any] = [None] * rows.count
-        parts = np.zeros((2, rows.count))  # the summed loss and the count of each row
-        for indices, (found, *sums) in run_batches(compute, self._batches(rows, batch_size), self._mesh):
-            _fill(answers, indices, found)
-            parts[:, indices[indices >= 0]] = np.stack(sums)[:, indices >= 0]
-        total, count = (np.bincount(rows.items(), part, len(rows.split.items)) for part in parts)
+        """Returns the answers of labelled rows, and by item the mean loss over its labels, NaN without labels."""
+        answers, others = self._run(_row_losses, params, rows, batch_size)
+        sums = np.zeros((2, rows.count))  # by row, the summed loss and the count
+        for indices, parts in others:
+            sums[:, indices[indices >= 0]] = np.stack(parts)[:, indices >= 0]
+        # An item may have several rows.
+        total, count = (np.bincount(rows.items(), part, len(rows.split.items)) for part in sums)
         return answers, np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
 
     def measure(self, params: Mapping[str, Any], rows: TaskRows, batch_size: int) -> dict[str, float]:
-        """The task's metrics, and task_loss, of labelled rows."""
+        """Returns the task's metrics, and task_loss, on labelled rows."""
         answers, loss = self.answers(params, rows, batch_size)
         return self._task.measure(rows, answers) | {"task_loss": loss}
 
-    def _batches(self, rows: TaskRows, batch_size: int) -> Iterator[tuple[Int64[np.ndarray, "B"], TaskBatch]]:
-        return sorted_batches(rows, sharding.whole_rows(batch_size, self._mesh), self._task.max_length)
+    def _run(
+        self, function: Callable[..., Any], params: Mapping[str, Any], rows: TaskRows, batch_size: int
+    ) -> tuple[list[Any], list[tuple[Int64[np.ndarray, "B"], Sequence[Any]]]]:
+        """Runs a function of batches; returns the answers by row, and the row indices and other results by batch."""
+        compute = functools.partial(_compiled(function, *self._settings), params)
+        batches = sorted_batches(rows, sharding.whole_rows(batch_size, self._mesh), self._task.max_length)
+        answers: list[Any] = [None] * rows.count
+        others = []
+        for indices, (outputs, *rest) in run_batches(compute, batches, self._mesh):
+            for place in np.flatnonzero(indices >= 0):
+                answers[indices[place]] = jax.tree.map(operator.itemgetter(place), outputs)
+            others.append((indices, rest))
+        return answers, others
 
 
 class FineTuned:
     """A fine-tuned checkpoint with its parameters on all devices.
 
-    task is that of the checkpoint, with other columns where these are named, rows of up to max_length tokens (0: as in
-    training), and null_threshold (None: that of the checkpoint). Raises UserError for a checkpoint that was not
-    fine-tuned, for a max_length that exceeds the model's positions, and for a null_threshold of another kind of task.
+    Args:
+        max_length: The maximum tokens of a row; 0: as in training.
+        columns: Columns that differ from the checkpoint's.
+        null_threshold: For questions; by default, the checkpoint's.
+
+    Raises:
+        UserError: The checkpoint was not fine-tuned, or max_length or null_threshold does not fit it.
     """
 
     def __init__(
@@ -160,14 +161,16 @@ class FineTuned:
     ) -> None:
         task = with_max_length(task_of(loaded), max_length, loaded.model)
         task = with_null_threshold(task, null_threshold)
-        if columns:  # without the label, so that a table without a header may be described by numbers alone
+        if columns:
+            # Without the task's own label, so that numbers alone may describe a table without a header.
             task = dataclasses.replace(
                 task, columns=dataclasses.replace(columns.filled(task.columns), label=columns.label)
             )
         self.task = task
+        # Whether the user names columns, which lines of text do not have.
         self.names_columns = columns not in (None, Columns())
         self.tokenizer = tokenizer_of(loaded)
-        # Each length is compiled separately, so the layer loop that compiles fast is used.
+        # A scan over layers compiles fast, and padded lengths are compiled separately.
         config = TrainConfig(compute_dtype=compute_dtype, model=ModelOptions(layer_loop="scan"), batch_size=batch_size)
         mesh = sharding.make_mesh(config.mesh)
         sharding.whole_rows(batch_size, mesh)  # raises UserError for a batch size below 1
@@ -179,7 +182,8 @@ class FineTuned:
         return self.task.encode(split, self.tokenizer)
 
     def answers(self, rows: TaskRows) -> list[Any]:
-        """TaskObjective.answers of each row, in order; a small number of rows is run as a small batch."""
+        """Returns the rows' answers (TaskObjective.answers), in order. Few rows are run as a small batch."""
+        # A power of two, because each batch size is compiled separately.
         size = min(self.batch_size, 1 << (rows.count - 1).bit_length())
         return self._predictor.answers(self._params, rows, size)[0]
 
@@ -188,39 +192,39 @@ class FineTuned:
         return self._predictor.item_losses(self._params, rows, self.batch_size)
 
     def predictions(self, rows: TaskRows) -> list[dict[str, Any]]:
-        """Task.predictions of each item of the split that the rows encode, in order."""
+        """Returns the predictions for the items that the rows encode, in order (see Task.predictions)."""
         return self.task.predictions(rows, self.answers(rows))
 
 
 def with_max_length(task: Task, max_length: int, model: ModelConfig) -> Task:
-    """The task with rows of up to max_length tokens; 0: as in training. Raises UserError for other numbers."""
+    """Sets the maximum length of rows; 0: as in training. Raises UserError if the model does not support it."""
     if max_length and not 8 <= max_length <= model.max_positions:
         raise UserError(f"--max_length is {max_length}; use 8 to {model.max_positions} (the positions)")
     return dataclasses.replace(task, max_length=max_length or task.max_length)
 
 
 def with_null_threshold(task: Task, threshold: float | None) -> Task:
-    """The task as one of questions that may have no answer, with this threshold; None: as in training.
+    """Sets the threshold of questions, which then may have no answer; None: as in training.
 
-    Raises UserError for other kinds of tasks, and for a threshold that is not a probability.
+    Raises:
+        UserError: The task has no questions, or the threshold is not a probability.
     """
     if threshold is None:
         return task
-    if not isinstance(task, QuestionTask):
-        raise UserError(f"--null_threshold is {threshold}, but a task of kind {task.kind} has no questions; omit it")
-    return task.with_null_threshold(threshold)
+    check_kind(task, QuestionTask, "null_threshold", threshold, "questions")
+    return cast(QuestionTask, task).with_null_threshold(threshold)
+
+
+def check_kind(task: Task, kind: type, flag: str, value: object, lacks: str) -> None:
+    """Raises UserError for a flag that only another kind of task has."""
+    if not isinstance(task, kind):
+        raise UserError(f"--{flag} is {value!r}, but a task of kind {task.kind} has no {lacks}; omit it")
 
 
 def task_params(loaded: LoadedModel, task: Task, mesh: Mesh) -> dict[str, Any]:
-    """The parameters of a checkpoint that the task's model reads, on the devices of the mesh."""
+    """Puts the parameters that the task's model reads on the devices of the mesh."""
     wanted = layers.flatten(abstract_params(loaded.model, task.objective().heads))
     return device_params(loaded, mesh, wanted)
-
-
-def _fill(answers: list[Any], indices: Int64[np.ndarray, "B"], found: Any) -> None:
-    for place, index in enumerate(indices):
-        if index >= 0:
-            answers[index] = jax.tree.map(operator.itemgetter(place), found)
 
 
 # Programs are cached by what they compute, so that the evaluations of several seeds, and of all splits, share them.
@@ -229,6 +233,7 @@ def _compiled(
     function: Callable[..., Any], objective: TaskObjective, model: ModelConfig, runtime: Runtime, mesh: Mesh
 ) -> Callable[..., Any]:
     compute = functools.partial(function, objective, model, runtime)
+    # Every process decodes all answers, so the results are replicated.
     return jax.jit(compute, out_shardings=sharding.replicated(mesh), compiler_options=sharding.options(mesh))
 
 
@@ -244,74 +249,65 @@ def _answer(
 def _row_losses(
     objective: TaskObjective, model: ModelConfig, runtime: Runtime, params: dict[str, Any], batch: TaskBatch
 ) -> tuple[Any, Float[Array, "B"], Float[Array, "B"]]:
-    """The answers, and of each row the summed loss and the count that divides it."""
+    """Computes the answers and, by row, the summed loss and the count that divides it."""
     bound = objective.bind(model, params, runtime)
     outputs = objective.outputs(bound, batch, None)
 
-    def of_row(outputs: Any, row: TaskBatch) -> tuple[Array, Array]:
-        alone, one = jax.tree.map(lambda leaf: leaf[None], (outputs, row))
-        return objective.terms_of(bound, alone, one)["task"].loss, objective.counts(one)["task"]
+    def row_loss(outputs: Any, row: TaskBatch) -> tuple[Array, Array]:
+        # An objective sums over a batch, so a row is made a batch.
+        outputs, batch = jax.tree.map(lambda leaf: leaf[None], (outputs, row))
+        return objective.terms_of(bound, outputs, batch)["task"].loss, objective.counts(batch)["task"]
 
-    return objective.answers(bound, outputs, batch), *jax.vmap(of_row)(outputs, batch)
+    return objective.answers(bound, outputs, batch), *jax.vmap(row_loss)(outputs, batch)
+
+
+class Finish(NamedTuple):
+    """How hidden states become vectors. Hashable, because programs are cached by it."""
+
+    pool: str = "none"  # none, words (as none), cls, mean, max or last
+    normalize: bool = False  # divide vectors by their lengths
+    truncate_dim: int = 0  # the number of first dimensions that are kept; 0: all
+    cut_first: bool = False  # cut vectors before they are divided, so that they have length 1 in the end
+    dtype: str = "float32"
+
+    def vectors(self, hidden: Float[Array, "B T W"], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B *T _"]:
+        """Returns the vectors of rows or, if nothing is pooled, of tokens."""
+        vectors = hidden if self.pool in ("none", "words") else pool_rows(self.pool, hidden, sequence_ids)
+        if self.cut_first:
+            vectors = vectors[..., : self.truncate_dim or None]
+        vectors = unit_vectors(vectors) if self.normalize else vectors
+        return vectors[..., : self.truncate_dim or None].astype(self.dtype)
 
 
 class LayerVectors:
-    """A model that computes vectors of layers, pooled over each row (none, cls, mean, max or last).
+    """A model that computes the vectors of layers. `widths` has their widths by layer name, in the order of results.
 
-    Vectors are divided by their lengths if normalize is set, then cut to their first truncate_dim dimensions (0: all).
-    With cut_first they are cut before, so that they have length 1 in the end.
+    Args:
+        layers: Names of layers (model/outputs.py).
 
-    widths has the width of the vectors by name of the layers (model/outputs.py), in the order of the results.
-    Raises UserError for layers that the model does not have.
+    Raises:
+        UserError: The model does not have a layer.
     """
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        layers: Sequence[str],
-        *,
-        pool: str = "none",
-        normalize: bool = False,
-        truncate_dim: int = 0,
-        cut_first: bool = False,
-        dtype: str = "float32",
-        compute_dtype: str = "float32",
+        self, loaded: LoadedModel, layers: Sequence[str], finish: Finish, compute_dtype: str = "float32"
     ) -> None:
         selections = tuple(LayerSelection.parse(name, loaded.model.layers) for name in layers)
-        widths = [one.width(loaded.model.width) for one in selections]
-        self.widths = {name: min(width, truncate_dim or width) for name, width in zip(layers, widths, strict=True)}
-        self.dtype = dtype
+        widths = [selection.width(loaded.model.width) for selection in selections]
+        limit = finish.truncate_dim
+        self.widths = {name: min(width, limit or width) for name, width in zip(layers, widths, strict=True)}
+        self.dtype = finish.dtype
         self.mesh = sharding.make_mesh(MeshConfig())
-        # Each length is compiled separately, so the layer loop that compiles fast is used.
+        # A scan over layers compiles fast, and padded lengths are compiled separately.
         runtime = runtime_of(TrainConfig(model=ModelOptions(layer_loop="scan"), compute_dtype=compute_dtype))
         params = device_params(loaded, self.mesh, loaded.params)
-        pool = "none" if pool == "words" else pool
-        finish = Finish(pool, normalize, truncate_dim or None, cut_first, dtype)
         self._compute = functools.partial(_selected, loaded.model, loaded.heads, runtime, selections, finish, params)
 
     def run(
         self, batches: Iterable[tuple[Int64[np.ndarray, "B"], TaskBatch]]
     ) -> Iterator[tuple[Int64[np.ndarray, "B"], tuple[np.ndarray, ...]]]:
-        """For each batch the indices of its rows (-1: a filler) and one array [B, W] or [B, T, W] per name."""
+        """Yields, by batch, the indices of its rows (-1: a filler) and one array [B, W] or [B, T, W] per layer name."""
         return run_batches(self._compute, batches, self.mesh)
-
-
-class Finish(NamedTuple):
-    """What is done with the hidden states of layers."""
-
-    pool: str
-    normalize: bool
-    truncate_dim: int | None
-    cut_first: bool
-    dtype: str
-
-    def of(self, hidden: Float[Array, "B T W"], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B *T _"]:
-        """The vectors of rows or, where nothing is pooled, of tokens."""
-        vectors = hidden if self.pool == "none" else pool_rows(self.pool, hidden, sequence_ids)
-        if self.cut_first:
-            vectors = vectors[..., : self.truncate_dim]
-        vectors = unit_vectors(vectors) if self.normalize else vectors
-        return vectors[..., : self.truncate_dim].astype(self.dtype)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
@@ -324,6 +320,7 @@ def _selected(
     params: dict[str, Any],
     batch: TaskBatch,
 ) -> tuple[Float[Array, "B *T _"], ...]:
-    inner = any(one.inner(config.layers) for one in selections)
+    # Inner layers are kept only if a selection reads them, because they take memory.
+    inner = any(selection.inner(config.layers) for selection in selections)
     encoded = bind(config, heads, params, runtime).encode(batch, all_layers=inner)
-    return tuple(finish.of(one.of(encoded, config.layers), batch.sequence_ids) for one in selections)
+    return tuple(finish.vectors(selection.of(encoded, config.layers), batch.sequence_ids) for selection in selections)

@@ -1,6 +1,6 @@
 """Labels: their meaning in a file, their ids, and class weights in the loss.
 
-First the functions that match names of labels, then the base classes of the kinds that have labels with names.
+First the functions that match label names, then the base classes of kinds with named labels.
 """
 
 import abc
@@ -18,12 +18,8 @@ from bert_jax.tasks.rows import Split
 from bert_jax.tasks.task import Description, Item, Rows, Task
 from bert_jax.train.losses import ClassCosts
 
-# Maps the labels that a file writes to the task's: by task.label_map, and by names that mean the same.
-#
 # Two names mean the same if they differ only in case, white space, `_` and `-` (entailment, ENTAILMENT). So do the
 # number i and LABEL_i, the name that transformers gives to class i of a model without names.
-
-
 _UNNAMED = "label_"
 
 
@@ -34,10 +30,7 @@ def check_names(key: str, names: Sequence[str]) -> None:
 
 
 def same_names(labels: Iterable[str], known: Sequence[str]) -> dict[str, str]:
-    """Maps unknown labels to the known label that they are a variant of.
-
-    Empty if two of the known labels are variants of each other.
-    """
+    """Maps unknown labels to the known labels of which they are variants; empty if known labels are variants too."""
     forms = {_form(label): label for label in known}
     if len(forms) < len(known):
         return {}
@@ -45,9 +38,10 @@ def same_names(labels: Iterable[str], known: Sequence[str]) -> dict[str, str]:
 
 
 def permutation(labels: Sequence[str], other: Sequence[str]) -> tuple[int, ...] | None:
-    """The index of every label in `other`; None unless this pairs all labels."""
+    """Returns the indices of the labels in `other`; None unless the labels of both pair."""
     names = same_names(labels, other)
     paired = [names.get(label, label) for label in labels]
+    # Each label pairs with one other, and none is left over.
     if sorted(paired) != sorted(other):
         return None
     return tuple(other.index(label) for label in paired)
@@ -59,12 +53,9 @@ def _form(label: str) -> str:
     return number if number.isdecimal() else form
 
 
-# Tasks with labels: their names and ids, and the weights of their classes in the loss.
-
-
 @dataclass(frozen=True)
 class NamedLabelsTask(LabelMap, Task[Item, Rows]):
-    """A task whose items have labels with names; without a label_map, they mean what they say (same_names)."""
+    """A task whose items have named labels; a label_map may rename them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,37 +69,38 @@ class NamedLabelsTask(LabelMap, Task[Item, Rows]):
 
     @property
     def numbered_labels(self) -> tuple[str, ...]:
-        """The labels that numbers in JSON lines, Parquet and prepared data stand for, unless label_map maps them."""
+        """The labels by number, unless label_map maps numbers."""
         return () if self.label_map else self.labels
 
     @abc.abstractmethod
     def labels_in(self, split: Split[Item]) -> set[str]:
-        """The labels in a split."""
+        """Returns the labels in a split."""
 
     @abc.abstractmethod
     def replace_labels(self, split: Split[Item], names: Mapping[str, str]) -> Split[Item]:
-        """The split with labels renamed."""
+        """Renames labels of a split."""
 
     def with_names(self, split: Split[Item]) -> Split[Item]:
-        """The split with labels replaced by label_map, and by the task's label that means the same (same_names)."""
+        """Replaces a split's labels by label_map, and by the task's labels that mean the same (same_names)."""
         labels = self.labels_in(split)
-        # label_map comes first: it may say that two similar names differ.
+        # label_map comes first, because it may say that two similar names differ.
         names = self.label_map | same_names(labels - set(self.label_map), self.labels)
         if not labels & set(names):
             return split
+        # The map may join several classes, which then are one.
         classes = tuple(dict.fromkeys(names.get(label, label) for label in split.class_names))
         return replace(self.replace_labels(split, names), class_names=classes)
 
     def label_value(self, split: Split, line: int, label: str) -> int:
-        """A label's id. Raises UserError, with file and line, for an unknown one."""
+        """Returns a label's id. Raises UserError, with file and line, if it is unknown."""
         return check_label(split, line, label, self.labels)
 
     def describe(self, rows: Rows, training: bool = False) -> Description:
-        """Also warns about a first line of the training file that looks like a header, if columns are numbered."""
+        """Also warns if columns are numbered and the training file's first line looks like a header."""
         description, split, columns = super().describe(rows, training), rows.split, self.columns
         names = columns.text, columns.text_pair, columns.label, *columns.marks
         if training and all(is_number(name) for name in names if name) and not is_stored(split.path):
-            # A header's label occurs once, and each label of the other lines is a number or occurs again.
+            # A header's label occurs once, and all labels of the other lines are numbers or occur again.
             first, *others = [self.labels_in(replace(split, items=(item,))) for item in split.items]
             times = Counter(itertools.chain.from_iterable(others))
             repeated = all(count > 1 or math.isfinite(parse_number(label)) for label, count in times.items())
@@ -126,7 +118,7 @@ class LabelTask(ClassLoss, NamedLabelsTask[Item, Rows]):
 
     training_options = ("class_weights", "class_weight_values", "label_smoothing")
 
-    class_weight_values: tuple[float, ...] = ()  # what class_weights gives on the training file, by label id
+    class_weight_values: tuple[float, ...] = ()  # by label id, from class_weights and the training file
 
     @property
     def costs(self) -> ClassCosts:
@@ -134,39 +126,38 @@ class LabelTask(ClassLoss, NamedLabelsTask[Item, Rows]):
         return ClassCosts(self.class_weight_values, self.label_smoothing)
 
     def weights_of(self, train: Split, labels: Iterable[str]) -> tuple[float, ...]:
-        """The class_weight_values that class_weights selects, from the labels of the training file.
+        """Returns class_weight_values, by class_weights, from the labels of the training file.
 
-        balanced: n / (K * count), for n labels of K different classes (scikit-learn's compute_class_weight; King and
-        Zeng 2001); a class that is not in the file weighs 1. Raises UserError for an unknown label, a malformed
-        weight, or weights that are all 0.
+        Raises:
+            UserError: A label is unknown, a weight is malformed, or all weights are 0.
         """
         if not self.class_weights:
             return self.class_weight_values
+        weights: Mapping[str, float] = {}
+        known = self.class_weights == "balanced" or isinstance(self.class_weights, dict)
         if self.class_weights == "balanced":
+            # n / (K * count), for n labels of K different classes, as scikit-learn's compute_class_weight (King and
+            # Zeng 2001). A class that is not in the file weighs 1.
             counts = Counter(labels)
             weights = {label: counts.total() / (len(counts) * count) for label, count in counts.items()}
         elif isinstance(self.class_weights, dict):
             weights = self.class_weights
-        else:
-            raise UserError(f"task.class_weights is {self.class_weights!r}; use balanced, or {{LABEL: WEIGHT}}")
-        for label, weight in weights.items():
-            if label not in self.labels:
-                raise UserError(
-                    f"task.class_weights names {label!r}, which is not a label of {train.path}: "
-                    f"{shown_labels(self.labels)}"
-                )
-            if not 0 <= weight < math.inf:
-                raise UserError(f"task.class_weights has {label!r}: {weight}. Use a number of 0 or more")
-        values = tuple(weights.get(label, 1.0) for label in self.labels)
-        if not any(values):
+        if unknown := [label for label in weights if label not in self.labels]:
             raise UserError(
-                f"task.class_weights is {self.class_weights!r}, so all classes weigh 0; give one a weight above 0"
+                f"task.class_weights names {unknown[0]!r}, which is not a label of {train.path}: "
+                f"{shown_labels(self.labels)}"
+            )
+        values = tuple(weights.get(label, 1.0) for label in self.labels)
+        if not known or not any(values) or not all(0 <= weight < math.inf for weight in values):
+            raise UserError(
+                f"task.class_weights is {self.class_weights!r}; use balanced, or {{LABEL: WEIGHT}} with numbers "
+                "of 0 or more, one of them above 0"
             )
         return values
 
 
 def parse_number(text: str) -> float:
-    """The number that a text holds; infinity if it holds none."""
+    """Parses a number; returns infinity if the text holds none."""
     try:
         return float(text)
     except ValueError:
@@ -174,7 +165,7 @@ def parse_number(text: str) -> float:
 
 
 def check_label(split: Split, line: int, label: str, known: tuple[str, ...]) -> int:
-    """A label's id. Raises UserError, with file and line, for an unknown one."""
+    """Returns a label's id. Raises UserError, with file and line, if it is unknown."""
     if label in known:
         return known.index(label)
     raise UserError(
@@ -185,6 +176,6 @@ def check_label(split: Split, line: int, label: str, known: tuple[str, ...]) -> 
 
 
 def shown_labels(labels: Iterable[str]) -> str:
-    """The first 20 labels, for a message."""
+    """Joins the first 20 labels, for a message."""
     labels = list(labels)
     return ", ".join(labels[:20]) + (" ..." if len(labels) > 20 else "")

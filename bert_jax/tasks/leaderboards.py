@@ -1,9 +1,8 @@
-"""Writes the files that the leaderboards of GLUE, SuperGLUE and SQuAD accept, made from the predictions of a split.
+"""Writes the files that the leaderboards of GLUE, SuperGLUE and SQuAD accept, made from the predictions on a split.
 
 GLUE: https://gluebenchmark.com/faq (a table of index and prediction); SuperGLUE: https://super.gluebenchmark.com/faq
-(one JSON object per line). The index is the position of an example in the benchmark's own file, from 0. SQuAD: an
-object of answers by question id, and one of the odds of no answer, as run_squad.py of google-research/bert names and
-writes them.
+(one JSON object per line). The index is an example's position in the benchmark's own file, from 0. SQuAD: an object of
+answers by question id, and one of the odds of no answer, as run_squad.py of google-research/bert writes them.
 """
 
 import dataclasses
@@ -42,34 +41,43 @@ FILES: dict[tuple[str, str], str] = {
 }
 
 
-def check(task_name: str, splits: Iterable[str]) -> None:
-    """Raises UserError if no leaderboard accepts predictions of any of these splits of a task."""
-    if not any((task_name, split) in FILES for split in splits):
+def check(task: Task, splits: Iterable[str]) -> None:
+    """Raises UserError if no leaderboard accepts a task's predictions on any of these splits."""
+    if not any((task.name, split) in FILES for split in splits):
         accepted = ", ".join(f"{name} ({split})" for name, split in FILES)
         raise UserError(
-            f"no leaderboard accepts predictions of {' or '.join(splits)} of task {task_name}; "
+            f"no leaderboard accepts predictions of {' or '.join(splits)} of task {task.name}; "
             f"omit task.submission, or use one of: {accepted}"
+        )
+    if label_map := getattr(task, "label_map", None):
+        raise UserError(
+            f"the task answers with the labels of task.label_map={label_map}, but the leaderboard expects those of its "
+            "own files. Fine-tune without a map, or omit task.submission"
         )
 
 
 def write_submission(task: Task, split: str, predictions: Sequence[Mapping[str, Any]], directory: str | Path) -> Path:
-    """Writes the leaderboard's file of a split into a folder, which is created if necessary, and returns its path.
+    """Writes the leaderboard's file for a split into a folder, which is created if necessary, and returns its path.
 
-    predictions are Task.predictions of all examples of the split, in the order of its file. Scores of STS-B are clipped
-    to 0 ... 5. Raises UserError for a task or split that no leaderboard accepts, and for no predictions.
+    Args:
+        predictions: Task.predictions for all examples in the split, in the order of its file.
+
+    Raises:
+        UserError: No leaderboard accepts the task or the split, or there are no predictions.
     """
-    check(task.name, [split])
-    if label_map := getattr(task, "label_map", ""):
-        raise UserError(
-            f"the checkpoint answers with the labels of task.label_map={label_map}, but the leaderboard expects those "
-            "of its own files. Fine-tune without a map"
-        )
+    check(task, [split])
     path = Path(directory) / FILES[task.name, split]
     if not predictions:
         raise UserError(f"there are no predictions for {path.name}; use the unlabelled file of the benchmark")
-    labels = [_label(task, prediction) for prediction in predictions]
+    if task.kind == "regression":
+        # The leaderboard refuses scores outside the range of STS-B.
+        low, high = STSB_RANGE
+        labels = [f"{min(max(prediction['score'], low), high):.3f}" for prediction in predictions]
+    else:
+        labels = [str(prediction["label"]) for prediction in predictions]
     if path.suffix == ".jsonl":
         lines = [
+            # Numbers of classes are JSON numbers, names are strings.
             json.dumps({"idx": index, "label": int(label) if label.isdecimal() else label})
             for index, label in enumerate(labels)
         ]
@@ -81,13 +89,16 @@ def write_submission(task: Task, split: str, predictions: Sequence[Mapping[str, 
 
 
 def write_squad(predictions: Sequence[Mapping[str, Any]], directory: str | Path) -> list[Path]:
-    """Writes predictions.json and, for questions that may have no answer, null_odds.json, and returns their paths.
+    """Writes predictions.json and, if questions may have no answer, null_odds.json, and returns their paths.
 
-    predictions.json has the answer to each question by id, which is empty where the probability of no answer is above
-    the task's threshold. null_odds.json has the score for no answer minus that of the best answer; evaluate-v2.0.py
-    reads it as --na-prob-file. Raises UserError for an id that two questions have.
+    predictions.json has the answers by question id; an answer is empty if the probability of no answer is above the
+    task's threshold. null_odds.json has the score for no answer minus the best answer's; evaluate-v2.0.py reads it as
+    --na-prob-file.
+
+    Raises:
+        UserError: Two questions have the same id.
     """
-    answers = {str(one["id"]): one["answer"] for one in predictions}
+    answers = {str(prediction["id"]): prediction["answer"] for prediction in predictions}
     if len(answers) < len(predictions):
         raise UserError(
             f"{len(predictions)} questions have only {len(answers)} different ids, by which SQuAD's files name "
@@ -95,7 +106,7 @@ def write_squad(predictions: Sequence[Mapping[str, Any]], directory: str | Path)
         )
     files: dict[str, dict[str, Any]] = {"predictions.json": answers}
     if predictions and "null_odds" in predictions[0]:
-        files["null_odds.json"] = {str(one["id"]): one["null_odds"] for one in predictions}
+        files["null_odds.json"] = {str(prediction["id"]): prediction["null_odds"] for prediction in predictions}
     Path(directory).mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         write_atomic(Path(directory) / name, (json.dumps(content, ensure_ascii=False, indent=4) + "\n").encode())
@@ -103,21 +114,12 @@ def write_squad(predictions: Sequence[Mapping[str, Any]], directory: str | Path)
 
 
 def submit(model: FineTuned, splits: Mapping[str, Split[Any]], directory: str | Path) -> list[Path]:
-    """Predicts the splits that a leaderboard accepts, writes their files and returns the paths.
-
-    All processes of a run predict; the first one writes.
-    """
+    """Predicts the splits that a leaderboard accepts, writes their files and returns the paths."""
     written = []
     for split, content in splits.items():
         if (model.task.name, split) in FILES:
+            # All processes of a run predict together; the first one writes.
             predictions = model.predictions(model.encode(dataclasses.replace(content, labelled=False)))
             if distributed.is_primary():
                 written.append(write_submission(model.task, split, predictions, directory))
     return written
-
-
-def _label(task: Task, prediction: Mapping[str, Any]) -> str:
-    if task.kind == "regression":
-        low, high = STSB_RANGE
-        return f"{min(max(prediction['score'], low), high):.3f}"
-    return str(prediction["label"])

@@ -16,14 +16,21 @@ from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import named, registry
-from bert_jax.tasks.inference import Predictor, task_params, tokenizer_of, with_max_length, with_null_threshold
+from bert_jax.tasks.inference import (
+    Predictor,
+    check_kind,
+    task_params,
+    tokenizer_of,
+    with_max_length,
+    with_null_threshold,
+)
 from bert_jax.tasks.kinds.classification import ClassificationTask
 from bert_jax.tasks.kinds.embedding import EmbeddingTask
 from bert_jax.tasks.labels import NamedLabelsTask, check_names
 from bert_jax.tasks.reading import tables
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.registry import task_of
-from bert_jax.tasks.rows import TaskRows
+from bert_jax.tasks.rows import Split, TaskRows
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization.vocabulary import Vocabulary
 from bert_jax.train import sharding
@@ -32,40 +39,37 @@ from bert_jax.train.step import Plan
 
 
 def counts(rows: TaskRows, task: Task, tokenizer: Vocabulary) -> dict[str, int]:
-    """The size of a split: examples (sentences), rows, tokens, unknown_tokens, truncated, and Task.describe.
+    """Counts examples (sentences), rows, tokens, unknown tokens and truncated examples; adds Task.describe's counts.
 
-    Also left_out, the number of unreadable lines (Split.left_out), if there are any.
+    `left_out`, the number of unreadable lines, is present if there are any.
     """
-    found = {
+    sizes = {
         "examples": len(rows.split.items),
         "rows": rows.count,
         "tokens": len(rows.input_ids),
         "unknown_tokens": int((rows.input_ids == tokenizer.unk_id).sum()) if tokenizer.has_unknown else 0,
         "truncated": rows.truncated,
     }
-    if rows.split.left_out:
-        found["left_out"] = rows.split.left_out
-    return found | task.describe(rows).counts
+    left_out = {"left_out": rows.split.left_out} if rows.split.left_out else {}
+    return sizes | left_out | task.describe(rows).counts
 
 
 def file_remarks(path: Path) -> list[str]:
-    """A message, as a list of lines, if a path stands for several files (tables.files_of)."""
+    """Returns a note, as a list of lines, if a path stands for several files (tables.files_of)."""
     count = len(tables.files_of(path))
     return [f"{path}: reading all {count} files of this data set as one"] if count > 1 else []
 
 
 def remarks(rows: TaskRows, task: Task, training: bool = False) -> list[str]:
-    """Warnings about a split, one line each: what was cut or left out, and Task.describe."""
-    found = []
-    if rows.split.left_out:
-        found.append(
-            f"{rows.split.path}: {rows.split.left_out} lines are skipped, because their number of fields differs"
-        )
+    """Returns warnings about a split, one line each: about lost tokens and lines, and from Task.describe."""
+    path, left_out, lines = rows.split.path, rows.split.left_out, []
+    if left_out:
+        lines.append(f"{path}: {left_out} lines are skipped, because their number of fields differs")
     if rows.truncated:
-        what = rows.cut_part or f"of {len(rows.split.items)} examples"
+        parts = rows.cut_part or f"of {len(rows.split.items)} examples"
         limit = f"task.{rows.cut_option}={getattr(task, rows.cut_option)}"
-        found.append(f"{rows.split.path}: {rows.truncated} {what} lost tokens to {limit}")
-    return found + task.describe(rows, training).remarks
+        lines.append(f"{path}: {rows.truncated} {parts} lost tokens to {limit}")
+    return lines + task.describe(rows, training).remarks
 
 
 def measure_in_training(
@@ -78,7 +82,7 @@ def measure_in_training(
 def measure(
     task: Task, model: ModelConfig, config: TrainConfig, params: Mapping[str, Any], rows: TaskRows
 ) -> dict[str, float]:
-    """The task's metrics, and task_loss, of labelled rows with trained parameters. config says how to run the model."""
+    """Returns the task's metrics, and task_loss, on labelled rows. config says how to run the model."""
     mesh = sharding.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
         predictor = Predictor(task, model, _compiling_fast(runtime_of(config)), mesh)
@@ -86,16 +90,16 @@ def measure(
 
 
 def _compiling_fast(runtime: Runtime) -> Runtime:
-    """With layers in a scan, unless model.layer_loop is set: files are small, and each length of rows is compiled."""
+    # Files are small, and all padded lengths are compiled, so a scan over layers saves more than it costs.
     return dataclasses.replace(runtime, layer_loop="scan") if runtime.layer_loop == "auto" else runtime
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """metrics by name (with the metric_prefix of their split); counts by split; remarks on all splits."""
+    """The results of `evaluate`."""
 
-    metrics: dict[str, float]
-    counts: dict[str, dict[str, int]]
+    metrics: dict[str, float]  # with the metric_prefix of their split
+    counts: dict[str, dict[str, int]]  # by split
     remarks: tuple[str, ...] = ()
 
 
@@ -114,31 +118,30 @@ def evaluate(
     """Measures a fine-tuned checkpoint on a labelled file, or on all labelled splits of a folder except train.
 
     Args:
-        columns: the columns of the file, if they differ from those of training (a Hugging Face folder records none).
-        label_map: FILE_LABEL:LABEL,... if the file writes other labels than the model.
-        max_length, truncate_dim: replace those of training, unless they are 0.
-        metrics: the metrics to return; empty: as in training (accuracy and macro_f1 of a Hugging Face folder, with
-            positive accuracy and f1).
-        positive: the class that f1, precision and recall are of.
-        null_threshold: the probability above which a question has no answer; None: that of the checkpoint.
-        config: how to run the model (batch_size, compute_dtype).
+        config: How to run the model (batch_size, compute_dtype).
+        columns: The columns of the file, if they differ from training's (a Hugging Face folder records none).
+        label_map: {FILE_LABEL: LABEL, ...}, if the file writes other labels than the model.
+        max_length, truncate_dim: Replace the values of training, unless they are 0.
+        metrics: Empty: as in training (for a Hugging Face folder accuracy and macro_f1, with `positive` accuracy and
+            f1).
+        positive: The label that f1, precision and recall measure.
+        null_threshold: The probability above which a question has no answer; by default, the checkpoint's.
 
-    Thresholds that the checkpoint does not record, such as those of a run that has not ended, are 1/2, as in
-    predictions. Raises UserError for a checkpoint that was not fine-tuned, an option that its task does not have, an
-    unknown label or metric, and a folder without labelled files.
+    Raises:
+        UserError: The checkpoint was not fine-tuned, its task does not have an option, a label or metric is unknown, or
+            no file has labels.
     """
     config = config or TrainConfig(batch_size=32)
     task = with_max_length(task_of(loaded), max_length, loaded.model)
     task = dataclasses.replace(task, columns=(columns or task.columns).filled(task.columns))
     task = with_null_threshold(task, null_threshold)
-    task = task.calibrated({})  # thresholds chosen on the measured file would flatter the model
+    # Thresholds that the checkpoint lacks become 1/2: those chosen on the measured file would flatter the model.
+    task = task.calibrated({})
     task = _with_options(task, label_map, metrics, positive, truncate_dim)
     if truncate_dim:
         task.check_model(loaded.model)
-    found = {name: registry.read(task, path, label_required=False) for name, path in _files(task, Path(data)).items()}
-    labelled = {split: content for split, content in found.items() if content.labelled}
-    if not labelled:
-        raise UserError(f"{data} has no labels (column {task.columns.label!r}), which evaluation needs")
+    labelled = _read_labelled(task, Path(data))
+    # The parameters are placed once for all splits.
     tokenizer = tokenizer_of(loaded)
     params = task_params(loaded, task, sharding.make_mesh(config.mesh))
     values: dict[str, float] = {}
@@ -149,10 +152,14 @@ def evaluate(
             task.metric_names(split, explicit=True)
         rows = task.encode(split, tokenizer)
         sizes[name] = counts(rows, task, tokenizer)
-        split_task = task if metrics else registry.metrics_of(task, _split_of(task, name, split.path))
+        # A file that was named directly is recognized as a split of a named task by its name.
+        known = name == "data" and task.name in named.TASKS
+        split_name = named.TASKS[task.name].split_of(split.path) if known else name
+        split_task = task if metrics else registry.metrics_of(task, split_name)
         measured = measure(split_task, loaded.model, config, params, rows)
         values |= {f"{metric_prefix(name)}{metric}": value for metric, value in measured.items()}
         messages += file_remarks(split.path) + remarks(rows, split_task)
+        # A loss is also NaN if no row has a label, so the parameters decide.
         if math.isnan(measured["task_loss"]) and any(jnp.isnan(leaf).any() for leaf in jax.tree.leaves(params)):
             messages.append(f"{split.path}: metrics mean nothing, as parameters are NaN; use an earlier checkpoint")
     return Evaluation(values, sizes, tuple(messages))
@@ -161,42 +168,44 @@ def evaluate(
 def _with_options(
     task: Task, label_map: Mapping[str, str] | None, metrics: Sequence[str], positive: str, truncate_dim: int
 ) -> Task:
-    """The task with the options that are given, each of which only some kinds have."""
-
-    def changed(kind: Any, flag: str, value: object, lacks: str, **changes: Any) -> Task:
-        if not isinstance(task, kind):
-            raise UserError(f"--{flag} is {value!r}, but a task of kind {task.kind} has no {lacks}; omit it")
-        return dataclasses.replace(task, **changes)
-
-    if label_map:
-        task = changed(NamedLabelsTask, "label_map", label_map, "labels to map", label_map=dict(label_map))
-    if truncate_dim:
-        task = changed(EmbeddingTask, "truncate_dim", truncate_dim, "vectors", truncate_dim=truncate_dim)
-    if positive:
-        task = changed(ClassificationTask, "positive", positive, "positive class", positive=positive, metrics=())
-        task = task.with_metrics()
+    """Sets the given options, which only some kinds of tasks have."""
+    options: tuple[tuple[type, str, Any, str], ...] = (
+        (NamedLabelsTask, "label_map", dict(label_map or {}), "labels to map"),
+        (EmbeddingTask, "truncate_dim", truncate_dim, "vectors"),
+        (ClassificationTask, "positive", positive, "positive class"),
+    )
+    for kind, name, value, lacks in options:
+        if value:
+            check_kind(task, kind, name, value, lacks)
+            task = dataclasses.replace(task, **{name: value})
     names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     check_names("--metrics", names)
+    if positive and not names:  # whose default metrics are others
+        task = dataclasses.replace(task, metrics=()).with_metrics()
     return dataclasses.replace(task, metrics=names) if names else task
 
 
 def metric_prefix(split: str) -> str:
-    """The prefix of the metrics of a split: none for dev, else its name (`test_`, `dev_mismatched_`)."""
+    """Returns the prefix of a split's metrics: none for dev, otherwise its name (`test_`, `dev_mismatched_`)."""
     return "" if split in ("dev", "data") else f"{split}_"
 
 
-def _split_of(task: Task, name: str, path: Path) -> str:
-    """The split of a file; where a file was named, by its name."""
-    return named.TASKS[task.name].split_of(path) if name == "data" and task.name in named.TASKS else name
+def _read_labelled(task: Task, data: Path) -> dict[str, Split[Any]]:
+    """Reads the files that have labels, by split."""
+    splits = {name: registry.read(task, path, label_required=False) for name, path in _files(task, data).items()}
+    labelled = {name: split for name, split in splits.items() if split.labelled}
+    if not labelled:
+        raise UserError(f"{data} has no labels (column {task.columns.label!r}), which evaluation needs")
+    return labelled
 
 
 def _files(task: Task, data: Path) -> dict[str, Path]:
-    """The files to measure, by split; a single file is called `data`."""
+    """Finds the files to measure, by split; a single file is called `data`."""
     if not data.is_dir():
         return {"data": data}
     splits = [split for split in registry.splits_of(task.name) if split != "train"]
     folder = registry.find_folder(task.name, data, splits) if task.name in named.TASKS else data
-    found = {split: path for split in splits if (path := registry.find_split(task.name, folder, split))}
-    if not found:
+    files = {split: path for split in splits if (path := registry.find_split(task.name, folder, split))}
+    if not files:
         raise UserError(f"{folder} contains neither dev nor test of the task (such as dev.tsv). Name a file")
-    return found
+    return files

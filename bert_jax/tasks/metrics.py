@@ -1,6 +1,6 @@
 """The metrics of tasks, from scikit-learn, scipy and seqeval. An undefined metric is NaN, as is any metric of NaN.
 
-A metric is a function of all labels and predictions in a split. Every kind of task has a dictionary of metrics.
+A metric is a function of all labels and predictions in a split. Kinds of tasks have dictionaries of metrics.
 """
 
 import math
@@ -27,7 +27,7 @@ UNDEFINED_OF_ONE = ("matthews_correlation", "pearson", "spearman")
 def compute_metrics(
     functions: Mapping[str, Metric], names: Sequence[str], labels: Any, predicted: Any
 ) -> dict[str, float]:
-    """The named metrics. Raises UserError for a name that is not among the functions."""
+    """Computes the named metrics. Raises UserError for a name that is not among the functions."""
     check_metric_names(names, functions)
     return {name: float(functions[name](labels, predicted)) for name in names}
 
@@ -40,10 +40,8 @@ def check_metric_names(names: Sequence[str], known: Collection[str]) -> None:
 
 
 def retrieval_metrics(names: Sequence[str], counts: Mapping[str, tuple[int, int, int]]) -> dict[str, float]:
-    """`precision`, `recall` and `f1` by prefix, from the numbers of correct, predicted and true items.
-
-    A ratio with denominator 0 is 0.
-    """
+    """Computes `precision`, `recall` and `f1` by prefix, from the numbers of correct, predicted and true items."""
+    # A ratio with denominator 0 is 0.
     values = {}
     for prefix, (correct, predicted, true) in counts.items():
         values[f"{prefix}precision"] = correct / predicted if predicted else 0.0
@@ -53,18 +51,19 @@ def retrieval_metrics(names: Sequence[str], counts: Mapping[str, tuple[int, int,
 
 
 def best_threshold(scores: Float[np.ndarray, "G"], true: Bool[np.ndarray, "G"], total: int) -> float:
-    """The lowest probability at which a candidate is predicted, for the best F1 against `total` true items.
+    """Finds the lowest probability at which a candidate is predicted, for the best F1 against `total` true items.
 
-    It is midway between the last candidate that is predicted and the next one, as in decision trees. The highest of
-    equally good thresholds is used; 1/2 if no candidate is true.
+    The highest of equally good thresholds is used, and 1/2 if no candidate is true.
     """
     order = np.argsort(-scores, kind="stable")
     scores, correct = scores[order], np.cumsum(true[order])
-    # Predicting the first n gives F1 = 2 * correct / (n + total). A threshold can only separate different scores.
+    # Predicting the first n gives F1 = 2 * correct / (n + total). A threshold can only separate different scores, so
+    # only the last of equal scores is a cut.
     cuts = np.flatnonzero(np.diff(scores, append=-1))
     if not len(cuts) or not correct[-1]:
         return 0.5
     last = cuts[np.argmax(correct[cuts] / (cuts + 1 + total))]
+    # Midway between the last candidate that is predicted and the next one, as in decision trees.
     following = scores[last + 1] if last + 1 < len(scores) else 0.0
     return float((scores[last] + following) / 2)
 
@@ -75,14 +74,14 @@ def multilabel_metrics(
     shares: Float[np.ndarray, "R C"],
     predicted: Bool[np.ndarray, "R C"],
 ) -> dict[str, float]:
-    """The named MULTILABEL_METRICS, from the labels' probabilities and the predicted labels.
+    """Computes the named MULTILABEL_METRICS, from the labels' probabilities and the predicted labels.
 
     | metric | |
     |---|---|
     | micro_f1, macro_f1 | over all decisions; the mean over labels, where one neither true nor predicted counts 0 |
     | exact_match | the share of texts with exactly the right labels |
-    | auroc | the mean area under the ROC curve (Hanley and McNeil 1982) of the labels that some texts have and some do
-      not; NaN if there is no such label |
+    | auroc | the mean area under the ROC curve (Hanley and McNeil 1982), over the labels that some texts have and some
+      do not; NaN if there is no such label |
     | micro_auroc | the area over all decisions |
     """
     check_metric_names(names, MULTILABEL_METRICS)
@@ -92,7 +91,7 @@ def multilabel_metrics(
 
 
 def select_metrics(names: Sequence[str], values: Mapping[str, float]) -> dict[str, float]:
-    """The named metrics among those computed. Raises UserError for one that is missing."""
+    """Selects the named metrics. Raises UserError for one that is missing."""
     check_metric_names(names, values)
     return {name: values[name] for name in names}
 
@@ -101,20 +100,13 @@ def _constant(values: np.ndarray) -> bool:
     return bool((values == values[0]).all())
 
 
-def _matthews_correlation(labels: np.ndarray, predicted: np.ndarray) -> float:
-    """Undefined if all labels are equal; 0 if only the predictions are, as in scikit-learn."""
-    return math.nan if _constant(labels) else float(metrics.matthews_corrcoef(labels, predicted))
+def _unless(undefined: Callable[[Any, Any], bool], metric: Metric) -> Metric:
+    """A metric that is NaN if it is undefined for the labels and predictions."""
+    return lambda labels, predicted: math.nan if undefined(labels, predicted) else float(metric(labels, predicted))
 
 
-def _correlation(statistic: Callable[..., Any]) -> Metric:
-    """A correlation that is undefined if all labels or all predictions are equal."""
-    return lambda labels, predicted: (
-        math.nan if _constant(labels) or _constant(predicted) else statistic(labels, predicted).statistic
-    )
-
-
-def _mean_squared_error(labels: np.ndarray, predicted: np.ndarray) -> float:
-    return math.nan if np.isnan(predicted).any() else float(metrics.mean_squared_error(labels, predicted))
+def _either_constant(labels: np.ndarray, predicted: np.ndarray) -> bool:
+    return _constant(labels) or _constant(predicted)
 
 
 def _tag_accuracy(labels: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float:
@@ -123,10 +115,9 @@ def _tag_accuracy(labels: Sequence[Sequence[str]], predicted: Sequence[Sequence[
 
 
 def classification_metrics(positive: int) -> Mapping[str, Metric]:
-    """Metrics of class ids.
+    """Returns the metrics of class ids, of which f1, precision and recall measure the class `positive`.
 
-    f1, precision and recall are of the class `positive`, which is 1 in GLUE's MRPC and QQP. They are undefined if their
-    denominator is 0; for f1, if the class is neither a label nor a prediction.
+    These are undefined if their denominator is 0; f1, if the class is neither a label nor a prediction.
     """
 
     def of_class(score: Callable[..., Any]) -> Metric:
@@ -138,23 +129,22 @@ def classification_metrics(positive: int) -> Mapping[str, Metric]:
         "accuracy": metrics.accuracy_score,
         "f1": of_class(metrics.f1_score),
         "macro_f1": lambda labels, predicted: metrics.f1_score(labels, predicted, average="macro", zero_division=0),
-        "matthews_correlation": _matthews_correlation,
+        # 0 if only the predictions are all equal, as in scikit-learn.
+        "matthews_correlation": _unless(lambda labels, _: _constant(labels), metrics.matthews_corrcoef),
         "precision": of_class(metrics.precision_score),
         "recall": of_class(metrics.recall_score),
     }
 
 
-CLASSIFICATION_METRICS = classification_metrics(1)
+CLASSIFICATION_METRICS = classification_metrics(1)  # as GLUE's MRPC and QQP measure f1
+
+
+_auroc = _unless(lambda labels, shares: _constant(labels) or bool(np.isnan(shares).any()), metrics.roc_auc_score)
 
 
 def _macro_auroc(labels: np.ndarray, shares: np.ndarray) -> float:
     mixed = [label for label in range(labels.shape[1]) if not _constant(labels[:, label])]
     return float(np.mean([_auroc(labels[:, label], shares[:, label]) for label in mixed])) if mixed else math.nan
-
-
-def _auroc(labels: np.ndarray, shares: np.ndarray) -> float:
-    undefined = _constant(labels) or np.isnan(shares).any()
-    return math.nan if undefined else float(metrics.roc_auc_score(labels, shares))
 
 
 # Metrics of sets of labels, [R,C], from the predicted sets or, for SCORED_METRICS, the probabilities of all labels.
@@ -167,9 +157,10 @@ MULTILABEL_METRICS: Mapping[str, Metric] = {
 }
 SCORED_METRICS = ("auroc", "micro_auroc")
 REGRESSION_METRICS: Mapping[str, Metric] = {
-    "pearson": _correlation(stats.pearsonr),
-    "spearman": _correlation(stats.spearmanr),
-    "mse": _mean_squared_error,
+    "pearson": _unless(_either_constant, lambda labels, predicted: stats.pearsonr(labels, predicted).statistic),
+    "spearman": _unless(_either_constant, lambda labels, predicted: stats.spearmanr(labels, predicted).statistic),
+    # scikit-learn refuses NaN.
+    "mse": _unless(lambda _, predicted: bool(np.isnan(predicted).any()), metrics.mean_squared_error),
 }
 # Metrics of the tags of each sentence: accuracy over words, the others over whole entities. An entity is correct if
 # its type and both its boundaries are (Tjong Kim Sang and De Meulder 2003). A ratio with denominator 0 is 0, as in
@@ -188,15 +179,14 @@ QUERIES_AT_ONCE = 1024  # rows of a matrix of scores, whose columns are the docu
 def ranks_of(
     queries: Float32[np.ndarray, "Q D"], candidates: Float32[np.ndarray, "K D"], right: Int64[np.ndarray, "Q"]
 ) -> Float64[np.ndarray, "Q"]:
-    """The rank, from 1, of each query's candidate; candidates with equal scores share the mean of their ranks.
-
-    A score that is not a number counts against the query.
-    """
+    """Ranks, from 1, the right candidate of every query. Candidates with equal scores share the mean of their ranks."""
+    # In parts, because the scores of all queries may not fit in memory.
     ranks = np.zeros(len(queries))
     for start in range(0, len(queries), QUERIES_AT_ONCE):
         part = slice(start, start + QUERIES_AT_ONCE)
         scores = queries[part] @ candidates.T
         own = np.take_along_axis(scores, right[part, None], axis=1)
-        higher, at_least = ~(scores <= own), ~(scores < own)  # both true of NaN
+        # Both are true for NaN, which therefore counts against the query.
+        higher, at_least = ~(scores <= own), ~(scores < own)
         ranks[part] = (1 + higher.sum(axis=1) + at_least.sum(axis=1)) / 2
     return ranks

@@ -22,35 +22,26 @@ STORED_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 @dataclass(frozen=True)
 class NamedTask:
-    """A task and the layout of its published files.
-
-    | field | |
-    |---|---|
-    | folders | folders in which its files may be, below a data folder; the data folder itself is tried last |
-    | files | the names that the file of each split may have, in order; .xz, .gz or .zst may follow |
-    | columns | the columns of files that differ from those of the task, by file name |
-    | metrics | the metrics of splits that differ from those of the task |
-    | stored | its name in TensorFlow Datasets and on the Hugging Face hub; empty if it is in neither |
-    | stored_splits, stored_columns | the names of its splits and columns there |
-    """
+    """A task and the layout of its published files."""
 
     task: Task
-    folders: tuple[str, ...]
-    files: Mapping[str, tuple[str, ...]]
-    columns: Mapping[str, Columns] = field(default_factory=dict)
-    metrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    stored: str = ""
-    stored_splits: Mapping[str, str] = field(default_factory=dict)
+    folders: tuple[str, ...]  # below a data folder, where its files may be; the data folder itself is tried last
+    files: Mapping[str, tuple[str, ...]]  # by split, the names of its file, in order; .xz, .gz or .zst may follow
+    columns: Mapping[str, Columns] = field(default_factory=dict)  # by file name, if they differ from the task's
+    metrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by split, if they differ from the task's
+    stored: str = ""  # its name in TensorFlow Datasets and on the Hugging Face hub; empty if it is in neither
+    stored_splits: Mapping[str, str] = field(default_factory=dict)  # the names of its splits there
     stored_columns: Columns | None = None
 
     def split_of(self, path: Path) -> str:
-        """The split whose file has this name; empty if there is none."""
-        name = plain_name(path)
-        found = (split for split, names in self.files.items() if name in [Path(one).name for one in names])
-        return next(found, "")
+        """Returns the split whose file has this name, or an empty text."""
+        splits = (
+            split for split, names in self.files.items() if plain_name(path) in {Path(name).name for name in names}
+        )
+        return next(splits, "")
 
 
-# The nine tasks of GLUE, and its diagnostic set (AX), which a model of MNLI is tested on.
+# The nine tasks of GLUE, and its diagnostic set (AX), on which a model of MNLI is tested.
 #
 # Layouts and metrics: Wang et al. 2019, table 1, and the files of gluebenchmark.com. The order of labels is that of
 # the Hugging Face `glue` data set, so that exported models agree.
@@ -82,81 +73,59 @@ def _glue(
 
 @dataclass(frozen=True)
 class QqpTask(ClassificationTask):
-    """QQP. Some questions of the published training file contain line ends, which split their lines in two."""
+    """QQP, whose published training file has questions with line ends, which split their lines in two."""
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Example]:
-        """Leaves out lines with another number of fields, except in a file without labels.
-
-        Such a file is read strictly, because each of its lines needs a prediction in its place.
-        """
         split = read_table(path, columns, label_required, self.numbered_labels, ragged_lines=True)
+        # A line without a label needs a prediction in its place, so none may be left out.
         if split.left_out and not split.labelled:
             return read_table(path, columns, label_required, self.numbered_labels)
         return split
 
 
+_SENTENCE = Columns("sentence", "", "label")
 _SENTENCES = Columns("sentence1", "sentence2", "label")
+_PREMISES = Columns("premise", "hypothesis", "label")
+_BINARY = ("0", "1")
 _TWO_WAY = ("entailment", "not_entailment")
+_COLA = ("matthews_correlation", "accuracy")
+_DIAGNOSTIC = ("diagnostic-full.tsv", "diagnostic.tsv")
 
+# name, folder, labels, metrics, columns; if they differ, the columns of stored data and of test.tsv
 GLUE = (
-    _glue("sst2", "SST-2", ("0", "1"), ("accuracy",), Columns("sentence", "", "label")),
-    _glue(
-        "cola",
-        "CoLA",
-        ("0", "1"),
-        ("matthews_correlation", "accuracy"),
-        Columns("3", "", "1"),
-        stored_columns=Columns("sentence", "", "label"),
-        test_columns=Columns("sentence"),
-    ),
-    _glue(
-        "mrpc",
-        "MRPC",
-        ("0", "1"),
-        ("accuracy", "f1"),
-        Columns("#1 String", "#2 String", "Quality"),
-        stored_columns=_SENTENCES,
-    ),
+    _glue("sst2", "SST-2", _BINARY, ("accuracy",), _SENTENCE),
+    _glue("cola", "CoLA", _BINARY, _COLA, Columns("3", "", "1"), _SENTENCE, Columns("sentence")),
+    _glue("mrpc", "MRPC", _BINARY, ("accuracy", "f1"), Columns("#1 String", "#2 String", "Quality"), _SENTENCES),
     _glue(
         "stsb",
         "STS-B",
         (),
         ("pearson", "spearman"),
         Columns("sentence1", "sentence2", "score"),
-        stored_columns=_SENTENCES,
+        _SENTENCES,
         kind=RegressionTask,
     ),
     _glue(
         "qqp",
         "QQP",
-        ("0", "1"),
+        _BINARY,
         ("accuracy", "f1"),
         Columns("question1", "question2", "is_duplicate"),
-        stored_columns=Columns("question1", "question2", "label"),
+        Columns("question1", "question2", "label"),
         kind=QqpTask,
     ),
     replace(
-        _glue(
-            "mnli",
-            "MNLI",
-            NLI_LABELS,
-            ("accuracy",),
-            Columns("sentence1", "sentence2", "gold_label"),
-            stored_columns=Columns("premise", "hypothesis", "label"),
-        ),
+        _glue("mnli", "MNLI", NLI_LABELS, ("accuracy",), Columns("sentence1", "sentence2", "gold_label"), _PREMISES),
         files={
             "train": ("train.tsv",),
             "dev": ("dev_matched.tsv",),
             "dev_mismatched": ("dev_mismatched.tsv",),
             "test": ("test_matched.tsv",),
             "test_mismatched": ("test_mismatched.tsv",),
+            # The file of the Hugging Face data set, the last one, has no labels.
             "ax": (
-                *(
-                    f"{place}/{name}"
-                    for name in ("diagnostic-full.tsv", "diagnostic.tsv")
-                    for place in ("../diagnostic", "../AX", ".")
-                ),
-                "../ax/test-00000-of-00001.parquet",  # of the Hugging Face data set, without labels
+                *(f"{folder}/{name}" for name in _DIAGNOSTIC for folder in ("../diagnostic", "../AX", ".")),
+                "../ax/test-00000-of-00001.parquet",
             ),
         },
         columns={"diagnostic-full.tsv": Columns("Premise", "Hypothesis", "Label")},
@@ -171,64 +140,39 @@ GLUE = (
     ),
     _glue("qnli", "QNLI", _TWO_WAY, ("accuracy",), Columns("question", "sentence", "label")),
     _glue("rte", "RTE", _TWO_WAY, ("accuracy",), _SENTENCES),
-    _glue("wnli", "WNLI", ("0", "1"), ("accuracy",), _SENTENCES),
+    _glue("wnli", "WNLI", _BINARY, ("accuracy",), _SENTENCES),
 )
 
 
-# BoolQ, CB, RTE and WiC of SuperGLUE (Wang et al. 2019b, table 1), in the layout of super.gluebenchmark.com.
+# BoolQ, CB, RTE, WiC and COPA of SuperGLUE (Wang et al. 2019b, table 1), in the layout of super.gluebenchmark.com, and
+# SWAG (Zellers et al. 2018) in that of https://github.com/rowanz/swagaf.
 #
 # The order of labels is that of the Hugging Face `super_glue` data set, so that exported models agree.
 
 
 FILES = {"train": ("train.jsonl",), "dev": ("val.jsonl",), "test": ("test.jsonl",)}
+# The question that follows the premise of COPA, as the authors print it (Roemmele et al. 2011, figure 1).
+COPA_QUESTIONS = {"cause": "What was the CAUSE of this?", "effect": "What happened as a RESULT?"}
 
 
-def superglue_folders(folder: str) -> tuple[str, ...]:
-    """The folders of a task of SuperGLUE below a data folder: the published name, and that of the Hugging Face data."""
-    return tuple(
-        f"{place}{name}"
-        for place in ("superglue/", "super_glue/", "SuperGLUE/", "")
-        for name in (folder, folder.lower())
-    )
-
-
-def _superglue(
-    name: str, folder: str, labels: tuple[str, ...], metrics: tuple[str, ...], columns: Columns
-) -> NamedTask:
+def _superglue(folder: str, task: Task) -> NamedTask:
+    """A task in its published folder, or in the lower-case one of the Hugging Face data."""
+    places = ("superglue/", "super_glue/", "SuperGLUE/", "")
     return NamedTask(
-        ClassificationTask(name, labels, metrics=metrics, columns=columns),
-        superglue_folders(folder),
+        task,
+        tuple(f"{place}{name}" for place in places for name in (folder, folder.lower())),
         FILES,
         stored=f"super_glue/{folder.lower()}",
         stored_splits=STORED_SPLITS,
-        stored_columns=columns,
+        stored_columns=task.columns,
     )
-
-
-_PREMISES = Columns("premise", "hypothesis", "label")
-_WORDS = Columns("sentence1", "sentence2", "label", marks=("start1", "end1", "start2", "end2"))
-
-SUPERGLUE = (
-    _superglue("boolq", "BoolQ", ("false", "true"), ("accuracy",), Columns("question", "passage", "label")),
-    _superglue("cb", "CB", ("entailment", "contradiction", "neutral"), ("accuracy", "macro_f1"), _PREMISES),
-    _superglue("superglue_rte", "RTE", ("entailment", "not_entailment"), ("accuracy",), _PREMISES),
-    _superglue("wic", "WiC", ("false", "true"), ("accuracy",), _WORDS),
-)
-
-
-# SWAG (Zellers et al. 2018), in the layout of https://github.com/rowanz/swagaf, and COPA in that of SuperGLUE.
-
-
-# The question that follows the premise of an item, as the authors print it (Roemmele et al. 2011, figure 1).
-COPA_QUESTIONS = {"cause": "What was the CAUSE of this?", "effect": "What happened as a RESULT?"}
 
 
 @dataclass(frozen=True)
 class CopaTask(ChoiceTask):
-    """COPA of SuperGLUE: a premise, and a question about its cause or its effect."""
+    """COPA: a premise, and a question about its cause or its effect, which the column text_pair names."""
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[MultipleChoice]:
-        """Reads items whose column text_pair is one of COPA_QUESTIONS, which is asked about the premise."""
         split = super().read(path, columns, label_required)
         return replace(split, items=tuple(_with_question(path, item) for item in split.items))
 
@@ -238,7 +182,7 @@ class CopaTask(ChoiceTask):
 
 
 def _with_question(source: Path, item: MultipleChoice) -> MultipleChoice:
-    """The item with the question after its premise. Raises UserError for one that is not in COPA_QUESTIONS."""
+    """Puts the question after the premise. Raises UserError if it is not in COPA_QUESTIONS."""
     if item.start not in COPA_QUESTIONS:
         raise UserError(
             f"{source} line {item.line}: question is {item.start!r}; expected {' or '.join(COPA_QUESTIONS)}"
@@ -246,6 +190,25 @@ def _with_question(source: Path, item: MultipleChoice) -> MultipleChoice:
     return item._replace(context=f"{item.context} {COPA_QUESTIONS[item.start]}", start="")
 
 
+_WORDS = Columns("sentence1", "sentence2", "label", marks=("start1", "end1", "start2", "end2"))
+
+
+def _classes(name: str, labels: tuple[str, ...], columns: Columns, *further: str) -> ClassificationTask:
+    return ClassificationTask(name, labels, metrics=("accuracy", *further), columns=columns)
+
+
+SUPERGLUE = (
+    _superglue("BoolQ", _classes("boolq", ("false", "true"), Columns("question", "passage", "label"))),
+    _superglue("CB", _classes("cb", ("entailment", "contradiction", "neutral"), _PREMISES, "macro_f1")),
+    _superglue("RTE", _classes("superglue_rte", _TWO_WAY, _PREMISES)),
+    _superglue("WiC", _classes("wic", ("false", "true"), _WORDS)),
+)
+COPA = _superglue(
+    "COPA",
+    CopaTask(
+        "copa", metrics=("accuracy",), columns=Columns("premise", "question", "label"), choices=("choice1", "choice2")
+    ),
+)
 SWAG = NamedTask(
     # sent1 is the context, sent2 (a noun phrase) the common beginning of all endings; the test file has no labels.
     ChoiceTask(
@@ -256,15 +219,6 @@ SWAG = NamedTask(
     ),
     ("swag", "SWAG", "swagaf/data", "swagaf", "swag/regular"),
     {"train": ("train.csv",), "dev": ("val.csv",), "test": ("test.csv",)},
-    stored_splits=STORED_SPLITS,
-)
-COPA = NamedTask(
-    CopaTask(
-        "copa", metrics=("accuracy",), columns=Columns("premise", "question", "label"), choices=("choice1", "choice2")
-    ),
-    superglue_folders("COPA"),
-    FILES,
-    stored="super_glue/copa",
     stored_splits=STORED_SPLITS,
 )
 
@@ -318,32 +272,28 @@ STORED_TAGS = (
 
 @dataclass(frozen=True)
 class EwtTask(TaggingTask):
-    """UD English EWT, whose text files are CoNLL-U regardless of the endings of their names."""
+    """UD English EWT, whose text files are CoNLL-U, whatever their endings."""
 
     def reader_of(self, path: Path) -> SentenceReader:
         return self._read_lists if is_stored(path) else read_conllu
 
     def _read_lists(self, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
-        """Reads lists, where numbers are STORED_TAGS in the data set's own column, unless other labels are given."""
+        # Numbers are STORED_TAGS in the data set's own column, unless other labels are given.
         own = columns.label == STORED_LABEL and self.labels == UNIVERSAL_TAGS and not self.label_map
         return read_word_lists(path, columns, label_required, STORED_TAGS if own else self.numbered_labels)
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
-        """Also leaves out what is no word (NO_WORD) in the lists of the Hugging Face data set, as read_conllu does."""
         split = super().read(path, columns, label_required)
         if not split.labelled or not is_stored(path):
             return split
-        return replace(split, items=tuple(item for item in map(_words_of, split.items) if item.words))
-
-
-def _words_of(sentence: Sentence) -> Sentence:
-    tagged = zip(sentence.words, sentence.tags or (), sentence.lines, strict=True)
-    kept = [one for one in tagged if one[1] != NO_WORD]
-    return sentence._replace(
-        words=tuple(word for word, _, _ in kept),
-        tags=tuple(tag for _, tag, _ in kept),
-        lines=tuple(line for *_, line in kept),
-    )
+        # The lists of the Hugging Face data set also hold what is no word, which read_conllu leaves out.
+        sentences = []
+        for item in split.items:
+            rows = zip(item.words, item.tags or (), item.lines, strict=True)
+            if kept_rows := [row for row in rows if row[1] != NO_WORD]:
+                words, tags, lines = zip(*kept_rows, strict=True)
+                sentences.append(item._replace(words=words, tags=tags, lines=lines))
+        return replace(split, items=tuple(sentences))
 
 
 TAGGING = (

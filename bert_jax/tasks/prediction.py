@@ -27,19 +27,22 @@ Predictions = list[dict[str, Any]]
 
 
 class InputPredictor:
-    """Predicts windows of inputs with a fine-tuned model; counts those that are truncated, invalid or without a score.
+    """Predicts windows of inputs, and counts inputs that are truncated, invalid or have a score that is not finite.
 
-    form is that of the lines (input_lines.FORMS). With words, lines of text hold words separated by white space.
-    Without all_scores, predictions have no `scores`. on_error is what an invalid input causes: fail raises UserError,
-    skip gives {"error": ...} in its place. Raises UserError for another form or on_error, and for options that the form
-    of a file does not use.
+    Args:
+        form: The form of the lines (input_lines.FORMS).
+        words: Whether lines of text hold words separated by white space.
+        all_scores: Whether predictions have `scores`.
+        on_error: For an invalid input, `fail` raises UserError, and `skip` gives {"error": ...} in its place.
+
+    Raises:
+        UserError: The form or on_error is unknown, or the form of a file does not use an option.
     """
 
     def __init__(self, model: FineTuned, *, form: str, words: bool, all_scores: bool, on_error: str) -> None:
-        if on_error not in ON_ERROR:
-            raise UserError(f"unknown --on_error {on_error!r}; choose from {', '.join(ON_ERROR)}")
-        if form not in input_lines.FORMS:
-            raise UserError(f"unknown --form {form!r}; choose from {', '.join(input_lines.FORMS)}")
+        for option, value, choices in (("on_error", on_error, ON_ERROR), ("form", form, input_lines.FORMS)):
+            if value not in choices:
+                raise UserError(f"unknown --{option} {value!r}; choose from {', '.join(choices)}")
         self.inputs = self.invalid = self.truncated = self.undefined = 0
         self._limit = "", "max_length"  # the part of an input that is truncated, and the task's option for its length
         self._model = model
@@ -50,10 +53,11 @@ class InputPredictor:
         self._window = WINDOW * model.batch_size
 
     def file(self, path: Path, quiet: bool = True, split: Split[Any] | None = None) -> Iterator[Predictions]:
-        """The predictions for a file, window by window. Unless quiet, progress is shown on stderr.
+        """Predicts a file, window by window. Unless quiet, progress is shown on stderr.
 
-        split is the file's task_split, where the caller has read it. A pipe, such as /dev/stdin or the file of <(...)
-        in a shell, is read as standard input is.
+        Args:
+            path: A file, or a pipe such as /dev/stdin or a shell's <(...), which is read as standard input is.
+            split: The file's task_split, if the caller has read it.
         """
         if _is_pipe(path):
             with path.open("rb") as stream:
@@ -68,6 +72,7 @@ class InputPredictor:
             parts = (dataclasses.replace(split, items=split.items[first : first + self._window]) for first in starts)
             predicted = (self.split(part) for part in parts)
         else:
+            # The file is read twice: progress needs the number of inputs.
             total = sum(1 for _ in input_lines.inputs_of(tables.numbered_lines(path), form))
             lines = input_lines.windows(input_lines.inputs_of(tables.numbered_lines(path), form), self._window)
             predicted = (self._lines(path, window, form) for window in lines)
@@ -79,20 +84,22 @@ class InputPredictor:
                 progress.update(self.inputs, self.inputs)
 
     def task_split(self, path: Path) -> Split[Any] | None:
-        """The content of a file that has the format of the training files; None for a pipe or a file of inputs."""
+        """Reads a file in the format of the training files; returns None for a pipe or a file of inputs."""
         if _is_pipe(path) or self._form_of(path) != "task":
             return None
         return registry.read(self._model.task, path, label_required=False)
 
     def stream(self, stream: IO[bytes]) -> Iterator[Predictions]:
-        """The predictions for standard input, each window as soon as its lines have arrived."""
+        """Predicts standard input, each window as soon as its lines have arrived."""
         if self._form == "task":
             raise UserError(
                 "--form is task, but standard input is read line by line; use text or jsonl, or give a file"
             )
         form = self._form
-        blank: list[input_lines.Line] = []  # before the first line that shows the form
+        # Lines before the first one that shows the form.
+        blank: list[input_lines.Line] = []
         for window in input_lines.stream_windows(stream, self._window):
+            # The first line that is not blank decides the form of all.
             if form == "auto":
                 first = next((text for _, text in window if text.strip()), None)
                 if first is None:
@@ -107,15 +114,17 @@ class InputPredictor:
             yield self._lines(input_lines.STDIN, blank, "text")
 
     def objects(self, inputs: Sequence[Any], quiet: bool = True) -> Iterator[Predictions]:
-        """The predictions for texts and objects of the caller, window by window.
+        """Predicts a caller's texts and objects, window by window.
 
-        Unless quiet, the progress of several windows is shown on stderr. Raises UserError for words without a text,
-        and for columns of texts alone.
+        Unless quiet, the progress of several windows is shown on stderr.
+
+        Raises:
+            UserError: `words` is set and no input is a text, or columns are named and all are.
         """
-        texts = [isinstance(one, str) for one in inputs]
-        if texts and self._words and not any(texts):
+        texts = {isinstance(value, str) for value in inputs}
+        if self._words and texts == {False}:
             raise UserError("words is for plain texts, but none of the inputs is one; omit it")
-        if texts and self._model.names_columns and all(texts):
+        if self._model.names_columns and texts == {True}:
             raise UserError("columns names the fields of objects, but all inputs are plain texts; omit it")
         with Reporter("predicting", len(inputs), ["inputs"], quiet or len(inputs) <= self._window) as progress:
             for window in input_lines.windows(enumerate(inputs, 1), self._window):
@@ -124,47 +133,49 @@ class InputPredictor:
                 yield predictions
 
     def split(self, split: Split[Any]) -> Predictions:
-        """The predictions for a split, whose labels are ignored."""
+        """Predicts a split, whose labels are ignored."""
+        # Unknown labels of a file must not stop a prediction, which needs none.
         rows = self._model.encode(dataclasses.replace(split, labelled=False))
         self.inputs += len(split.items)
         self.truncated += rows.truncated
         self._limit = rows.cut_part, rows.cut_option
         predictions = self._model.predictions(rows)
         self.undefined += sum(map(_is_undefined, predictions))
-        return [{name: value for name, value in one.items() if name not in self._hidden} for one in predictions]
+        return [{name: value for name, value in each.items() if name not in self._hidden} for each in predictions]
 
     def remarks(self) -> list[str]:
-        """Messages about the inputs so far that were truncated, invalid or without a score, one line each."""
-        found = []
+        """Says how many inputs so far were truncated, were invalid or have a score that is not finite."""
         part, option = self._limit
-        if self.truncated:
-            limit = f"{getattr(self._model.task, option)} tokens"
-            flag = "--max_length" if option == "max_length" else f"task.{option}"
-            parts = part or "inputs"
-            what = f"1 {parts.removesuffix('s')} was" if self.truncated == 1 else f"{self.truncated:,} {parts} were"
-            found.append(f"{what} longer than {limit} and truncated ({flag})")
-        if self.invalid:
-            found.append(f"{self.invalid:,} of {self.inputs:,} inputs were invalid (see the errors)")
-        if self.undefined:
-            found.append(
-                f"the predictions of {self.undefined:,} of {self.inputs:,} inputs mean nothing, as their scores are "
-                "not finite; use an earlier checkpoint or, if its parameters are finite, --compute_dtype float32"
-            )
-        return found
+        limit = getattr(self._model.task, option)
+        flag = "--max_length" if option == "max_length" else f"task.{option}"
+        parts = part or "inputs"
+        were = f"1 {parts.removesuffix('s')} was" if self.truncated == 1 else f"{self.truncated:,} {parts} were"
+        remarks = {
+            f"{were} longer than {limit} tokens and truncated ({flag})": self.truncated,
+            f"{self.invalid:,} of {self.inputs:,} inputs were invalid (see the errors)": self.invalid,
+            f"the predictions of {self.undefined:,} of {self.inputs:,} inputs mean nothing, as their scores are "
+            "not finite; use an earlier checkpoint or, if its parameters are finite, --compute_dtype float32": (
+                self.undefined
+            ),
+        }
+        return [line for line, count in remarks.items() if count]
 
     def _form_of(self, path: Path) -> str:
         return input_lines.form_of_file(path) if self._form == "auto" else self._form
 
     def _check_options(self, source: Path, form: str) -> None:
-        if form == "task" and self._skip:
-            raise UserError(f"--on_error skip is for lines of text and of JSON, but {source} is a task file; omit it")
-        if form == "text" and self._model.names_columns:
-            raise UserError(
-                f"--text and --text_pair name columns, but {source} is read as lines of text, which have none; omit "
-                "them, or name the form of the file with --form"
-            )
-        if form != "text" and self._words:
-            raise UserError(f"--words is for lines of text, but {source} is read as {form} (--form); omit it")
+        refusals = {
+            f"--on_error skip is for lines of text and of JSON, but {source} is a task file; omit it": (
+                form == "task" and self._skip
+            ),
+            f"--text and --text_pair name columns, but {source} is read as lines of text, which have none; omit them, "
+            "or name the form of the file with --form": form == "text" and self._model.names_columns,
+            f"--words is for lines of text, but {source} is read as {form} (--form); omit it": (
+                form != "text" and self._words
+            ),
+        }
+        if message := next((message for message, refused in refusals.items() if refused), ""):
+            raise UserError(message)
 
     def _lines(self, source: Path, lines: Iterable[tuple[int, Any]], form: str) -> Predictions:
         records: list[InputRecord | UserError] = []
@@ -173,14 +184,23 @@ class InputPredictor:
             records.append(record := self._record(source, number, content, form, valid[:1]))
             if isinstance(record, InputRecord):
                 valid.append(record)
+        # The valid inputs of a window are predicted together, and go back to their places.
         predictions = iter(self.split(self._model.task.parse(source, valid)) if valid else ())
         invalid = len(records) - len(valid)
         self.inputs += invalid
         self.invalid += invalid
-        return [
-            _with_id(record, next(predictions)) if isinstance(record, InputRecord) else {"error": str(record)}
-            for record in records
-        ]
+        results: Predictions = []
+        for record in records:
+            if not isinstance(record, InputRecord):
+                results.append({"error": str(record)})
+                continue
+            prediction = next(predictions)
+            if isinstance(record.content, Mapping) and "id" in record.content:
+                # The id comes first, and as the input has it; questions have an id of their own, which is a text.
+                prediction.pop("id", None)
+                prediction = {"id": record.content["id"], **prediction}
+            results.append(prediction)
+        return results
 
     def _record(
         self, source: Path, number: int, content: Any, form: str, first: Sequence[InputRecord]
@@ -192,7 +212,8 @@ class InputPredictor:
                     "'text_pair': ...}"
                 )
             record = input_lines.record_of(source, number, content, form, self._words)
-            if self._skip:  # parsed with the first alone, so that an invalid record does not affect the others
+            if self._skip:
+                # Parsed with the first record alone, so that an invalid one does not affect the others.
                 self._model.task.parse(source, [*first, record])
         except UserError as error:
             if not self._skip:
@@ -212,14 +233,6 @@ def _is_undefined(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_is_undefined, value))
     return isinstance(value, float) and not math.isfinite(value)
-
-
-def _with_id(record: InputRecord, prediction: dict[str, Any]) -> dict[str, Any]:
-    """The prediction, with the id of the input if it has one."""
-    if isinstance(record.content, Mapping) and "id" in record.content:
-        # Questions have an id of their own, which is a text.
-        return {"id": record.content["id"]} | {name: value for name, value in prediction.items() if name != "id"}
-    return prediction
 
 
 Prediction = dict[str, Any]  # by field, which the kind of task decides
@@ -254,43 +267,43 @@ def predict(
     null_threshold: float | None = None,
     average: str = "",
 ) -> list[Prediction]:
-    """Returns the predictions of a fine-tuned checkpoint, one object per input in order (fields: see `--help`).
+    """Predicts texts with a fine-tuned checkpoint.
 
-    inputs are plain texts, whose tabs are white space, and objects, or the path of a file. columns
-    names those of a task file or of objects, such as {"text": "review", "text_pair": "title"}, for a
-    checkpoint that does not record them. null_threshold is
-    the probability of no answer above which a question has none; None: that of the checkpoint, which
-    may be one that always answers. average applies to a checkpoint given by its path, as in
-    open_checkpoint. Raises UserError, naming the line, for an input that is empty, incomplete or
-    malformed (with on_error="skip" its result is {"error": ...} instead), for a checkpoint that was
-    not fine-tuned, an unknown form, options that the form of a file does not use, and a
-    null_threshold of a task without questions.
+    Args:
+        inputs: Plain texts, whose tabs are white space, and objects; or the path of a file.
+        form, words, all_scores, on_error: As in InputPredictor.
+        columns: The columns in a task file or in objects, such as {"text": "review", "text_pair": "title"}, if the
+            checkpoint does not record them.
+        null_threshold: The probability of no answer above which a question has none; by default, the checkpoint's.
+        average: The average in a checkpoint that is given by its path, as in open_checkpoint.
+
+    Returns:
+        One object per input, in order. `bert-jax predict --help` lists its fields.
+
+    Raises:
+        UserError: The checkpoint was not fine-tuned, an option is unknown or not used, or an input is empty,
+            incomplete or malformed; with on_error="skip" its result is {"error": ...} instead.
     """
-    if isinstance(inputs, str):
-        raise UserError(f"inputs is the text {inputs!r:.40}; give a list of texts, or a pathlib.Path for a file")
     if not isinstance(inputs, Path):
         refuse_other_inputs(inputs)
+    if isinstance(columns, Mapping):
+        if other := sorted(columns.keys() - {"text", "text_pair"}):
+            raise UserError(f"columns names {other[0]!r}; it may name the columns of text and text_pair")
+        columns = Columns(columns.get("text", ""), columns.get("text_pair", ""))
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     model = FineTuned(
         loaded,
         batch_size=batch_size,
         max_length=max_length,
         compute_dtype=compute_dtype,
-        columns=_columns(columns),
+        columns=columns,
         null_threshold=null_threshold,
     )
     predictor = InputPredictor(model, form=form, words=words, all_scores=all_scores, on_error=on_error)
     quiet = not is_watched()
     windows = predictor.file(inputs, quiet) if isinstance(inputs, Path) else predictor.objects(list(inputs), quiet)
-    found = [prediction for window in windows for prediction in window]
+    # All windows, before the remarks count what they hold.
+    predictions = [prediction for window in windows for prediction in window]
     for remark in predictor.remarks():
         print_note(errors.for_python(remark))
-    return found
-
-
-def _columns(given: Columns | Mapping[str, str] | None) -> Columns | None:
-    if not isinstance(given, Mapping):
-        return given
-    if other := sorted(given.keys() - {"text", "text_pair"}):
-        raise UserError(f"columns names {other[0]!r}; it may name the columns of text and text_pair")
-    return Columns(given.get("text", ""), given.get("text_pair", ""))
+    return predictions

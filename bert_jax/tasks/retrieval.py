@@ -1,15 +1,14 @@
 """Measures retrieval on a folder in the layout of BEIR (Thakur et al. 2021).
 
-corpus.jsonl   {"_id": ..., "title": ..., "text": ...} on each line; the text of a document is its title and its text
+corpus.jsonl   {"_id": ..., "title": ..., "text": ...} on each line; a document's text is its title and its text
 queries.jsonl  {"_id": ..., "text": ...}
 qrels/*.tsv    query-id, corpus-id, score, with or without a header; a score above 0 marks a relevant document
 
-Text files may be compressed. The corpus is read in chunks, twice: for its identifiers, and for its texts.
-
-Equal scores are ordered by the identifier of the document, so that results depend on nothing else.
+Text files may be compressed.
 """
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -34,7 +33,7 @@ from bert_jax.tasks.reading.tables import numbered_lines, plain_name
 from bert_jax.train.run import runtime_of
 
 CORPUS, QUERIES, QRELS = "corpus.jsonl", "queries.jsonl", "qrels"
-PREFERRED = ("test", "dev")  # the split that is measured where several are there and none is named
+PREFERRED = ("test", "dev")  # the split that is measured if a folder has several
 DOCUMENTS_AT_ONCE = 16384
 HITS = 100
 
@@ -42,25 +41,33 @@ Embed = Callable[[Sequence[str], str], Float32[np.ndarray, "N D"]]  # (texts, "q
 
 
 def is_beir(data: Path) -> bool:
-    """Whether a path is a folder in BEIR's layout, or one of its qrels files."""
+    """Checks whether a path is a folder in BEIR's layout, or one of its qrels files."""
     return _find(_folder(data), CORPUS) is not None
 
 
 def measure_beir(data: Path, embed: Embed, skip_self: bool = False) -> tuple[dict[str, float], dict[str, int]]:
-    """The metrics of retrieval_metrics, and the numbers of queries and documents.
+    """Measures retrieval by dot products, over the queries that have a relevant document.
 
-    data is the folder, of which qrels/test.tsv or qrels/dev.tsv is measured, or the qrels file. Scores are dot
-    products. Queries without a relevant document do not count. With skip_self, the document with the identifier of a
-    query is none of its hits, as in BEIR; without, a note says how many queries have one. Raises UserError, with file
-    and line, for malformed files.
+    Args:
+        data: A qrels file, or the folder, of which qrels/test.tsv or qrels/dev.tsv is measured.
+        skip_self: Whether a document with the identifier of a query is left out of its hits, as in BEIR. Otherwise, a
+            note says how many queries have one.
+
+    Returns:
+        The metrics of rank_metrics, and the numbers of queries and documents.
+
+    Raises:
+        UserError: A file is missing or, at a line, malformed.
     """
     folder = _folder(data)
     relevant = _read_qrels(data if data != folder else _default_qrels(folder))
-    texts = {name: text for name, text in _read(_needed(folder, QUERIES)) if name in relevant}
+    texts = {name: text for name, text in _read(folder, QUERIES) if name in relevant}
     if not texts:
         raise UserError(f"{folder}: no query of its qrels file is in {QUERIES}. Use the files of one data set")
-    corpus = _needed(folder, CORPUS)
-    names = [name for name, _ in _read(corpus)]
+    # The corpus is read twice, in chunks, so that memory holds its identifiers but not its texts.
+    names = [name for name, _ in _read(folder, CORPUS)]
+    # Documents are numbered in the order of their identifiers, which decides between equal scores, so that results do
+    # not depend on the order of the file.
     order = np.argsort(np.array(names, dtype=object), kind="stable")
     numbers = np.empty(len(names), np.int64)
     numbers[order] = np.arange(len(names))
@@ -70,14 +77,14 @@ def measure_beir(data: Path, embed: Embed, skip_self: bool = False) -> tuple[dic
             "sentence-transformers; --skip_self leaves it out, as BEIR does"
         )
     nearest = Nearest(embed(list(texts.values()), "query"), HITS + skip_self)
-    start = 0
-    for chunk in _chunks(_read(corpus)):
-        nearest.add(embed([text for _, text in chunk], "document"), numbers[start : start + len(chunk)])
+    documents, start = _read(folder, CORPUS), 0
+    while chunk := [text for _, text in itertools.islice(documents, DOCUMENTS_AT_ONCE)]:
+        nearest.add(embed(chunk, "document"), numbers[start : start + len(chunk)])
         start += len(chunk)
     hits = {}
-    for query, found in zip(texts, nearest.documents, strict=True):
-        documents = [names[order[number]] for number in found]
-        hits[query] = [name for name in documents if not skip_self or name != query][:HITS]
+    for query, ranked in zip(texts, nearest.documents, strict=True):
+        ranked_names = (names[order[number]] for number in ranked)
+        hits[query] = [name for name in ranked_names if not skip_self or name != query][:HITS]
     return rank_metrics(hits, relevant), {"queries": len(texts), "documents": len(names)}
 
 
@@ -89,22 +96,14 @@ def _find(folder: Path, name: str) -> Path | None:
     return next((path for ending in ("", *SUFFIXES) if (path := folder / (name + ending)).is_file()), None)
 
 
-def _needed(folder: Path, name: str) -> Path:
-    found = _find(folder, name)
-    if found is None:
-        raise UserError(f"{folder} has no {name}; expected BEIR's layout: {CORPUS}, {QUERIES} and {QRELS}/SPLIT.tsv")
-    return found
-
-
 def _default_qrels(folder: Path) -> Path:
-    there = {plain_name(path).removesuffix(".tsv"): path for path in sorted((folder / QRELS).glob("*.tsv*"))}
-    for split in PREFERRED:
-        if split in there:
-            return there[split]
-    if len(there) != 1:
-        found = ", ".join(there) or "none"
-        raise UserError(f"{folder / QRELS} has the splits {found}; name one: --data {folder / QRELS}/SPLIT.tsv")
-    return next(iter(there.values()))
+    files = {plain_name(path).removesuffix(".tsv"): path for path in sorted((folder / QRELS).glob("*.tsv*"))}
+    for split in PREFERRED if len(files) != 1 else files:
+        if split in files:
+            return files[split]
+    raise UserError(
+        f"{folder / QRELS} has the splits {', '.join(files) or 'none'}; name one: --data {folder / QRELS}/SPLIT.tsv"
+    )
 
 
 def _read_qrels(path: Path) -> dict[str, set[str]]:
@@ -113,9 +112,9 @@ def _read_qrels(path: Path) -> dict[str, set[str]]:
         if not line.strip():
             continue
         fields = line.split("\t")
-        score = parse_number(fields[-1])  # infinite where it is none
-        if number == 1 and len(fields) == 3 and math.isinf(score):
-            continue  # the header
+        score = parse_number(fields[-1])
+        if number == 1 and len(fields) == 3 and math.isinf(score):  # a header, whose last field is no number
+            continue
         if len(fields) != 3 or not math.isfinite(score):
             raise UserError(
                 f"{path} line {number} is {line[:60]!r}; expected query-id, corpus-id and score, separated by tabs"
@@ -125,36 +124,32 @@ def _read_qrels(path: Path) -> dict[str, set[str]]:
     return relevant
 
 
-def _read(path: Path) -> Iterator[tuple[str, str]]:
+def _read(folder: Path, name: str) -> Iterator[tuple[str, str]]:
+    """Yields identifiers and texts from a file of JSON lines."""
+    path = _find(folder, name)
+    if path is None:
+        raise UserError(f"{folder} has no {name}; expected BEIR's layout: {CORPUS}, {QUERIES} and {QRELS}/SPLIT.tsv")
     for number, line in numbered_lines(path):
         if not line.strip():
             continue
         try:
             values: Any = json.loads(line)
-            name, text, title = values["_id"], values["text"], values.get("title") or ""
+            identifier, text, title = values["_id"], values["text"], values.get("title") or ""
+            if not all(isinstance(value, str) for value in (identifier, text, title)):
+                raise TypeError
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise UserError(f'{path} line {number}: expected an object {{"_id": ..., "text": ...}}') from None
-        if not (isinstance(name, str) and isinstance(text, str) and isinstance(title, str)):
-            raise UserError(f"{path} line {number}: _id, title and text are strings. Write them in quotes")
-        yield name, f"{title} {text}".strip()
-
-
-def _chunks(documents: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    chunk: list[tuple[str, str]] = []
-    for document in documents:
-        chunk.append(document)
-        if len(chunk) == DOCUMENTS_AT_ONCE:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+            raise UserError(
+                f'{path} line {number}: expected an object {{"_id": "...", "title": "...", "text": "..."}}, whose '
+                "values are strings"
+            ) from None
+        yield identifier, f"{title} {text}".strip()
 
 
 @dataclass
 class Nearest:
-    """The k documents with the highest scores for each of Q queries, over documents that come in chunks.
+    """The k documents with the highest scores for Q queries, over documents that come in chunks.
 
-    Memory is that of one chunk and of Q * k scores. Documents have numbers that say their order where scores are equal.
+    Memory holds one chunk and Q * k scores. Documents have numbers, by which those with equal scores are ordered.
     """
 
     queries: Float32[np.ndarray, "Q D"]
@@ -166,34 +161,38 @@ class Nearest:
         self.documents = np.zeros((count, 0), np.int64)
 
     def add(self, vectors: Float32[np.ndarray, "C D"], numbers: Int64[np.ndarray, "C"]) -> None:
-        """Takes a chunk of documents; scores are dot products, which are cosines of unit vectors."""
+        """Takes a chunk of documents. Scores are dot products, which are cosines if vectors have length 1."""
+        # By number, because _best prefers the first of equal scores.
         order = np.argsort(numbers)
         vectors, numbers = vectors[order], numbers[order]
-        scores, documents = [], []
+        all_scores, all_documents = [], []
         for start in range(0, len(self.queries), QUERIES_AT_ONCE):
             part = slice(start, start + QUERIES_AT_ONCE)
-            found = self.queries[part] @ vectors.T
-            best = _best(found, self.k)
-            scores.append(np.concatenate([self.scores[part], np.take_along_axis(found, best, axis=1)], axis=1))
-            documents.append(np.concatenate([self.documents[part], numbers[best]], axis=1))
-        both, known = np.concatenate(scores), np.concatenate(documents)
-        kept = np.lexsort((known, -both), axis=1)[:, : self.k]
-        self.scores = np.take_along_axis(both, kept, axis=1)
-        self.documents = np.take_along_axis(known, kept, axis=1)
+            scores = self.queries[part] @ vectors.T
+            best = _best(scores, self.k)
+            all_scores.append(np.concatenate([self.scores[part], np.take_along_axis(scores, best, axis=1)], axis=1))
+            all_documents.append(np.concatenate([self.documents[part], numbers[best]], axis=1))
+        # The best so far and the best in this chunk: at most 2 * k candidates for a query.
+        scores, documents = np.concatenate(all_scores), np.concatenate(all_documents)
+        highest = np.lexsort((documents, -scores), axis=1)[:, : self.k]
+        self.scores = np.take_along_axis(scores, highest, axis=1)
+        self.documents = np.take_along_axis(documents, highest, axis=1)
 
 
 def rank_metrics(
     hits: Mapping[str, Sequence[str]], relevant: Mapping[str, Set[str]], cutoffs: Sequence[int] = (1, 5, 10, 100)
 ) -> dict[str, float]:
-    """ndcg@10, mrr@10, and recall@k of each cutoff, as means over the queries that have a relevant document.
+    """Computes ndcg@10, mrr@10 and recall@k, as means over the queries that have a relevant document.
 
-    hits are the documents found for each query, best first; at least as many as the highest cutoff where there are as
-    many. Relevance is binary. ndcg is that of Järvelin and Kekäläinen 2002 with the discount 1 / log2(rank + 1); recall
-    divides by the number of relevant documents. These are the figures of sentence-transformers'
-    InformationRetrievalEvaluator.
+    Relevance is binary; ndcg follows Järvelin and Kekäläinen 2002, with the discount 1 / log2(rank + 1), and recall
+    divides by the number of relevant documents. InformationRetrievalEvaluator of sentence-transformers agrees.
+
+    Args:
+        hits: By query, the nearest documents, best first: at least as many as the highest cutoff, if there are so many.
     """
     judged = [query for query in hits if relevant.get(query)]
     totals = dict.fromkeys(("ndcg@10", "mrr@10", *(f"recall@{k}" for k in cutoffs)), 0.0)
+    # Ranks are from 1; a document outside the hits has none.
     for query in judged:
         right = relevant[query]
         ranks = [rank for rank, document in enumerate(hits[query], start=1) if document in right]
@@ -207,12 +206,13 @@ def rank_metrics(
 
 
 def _best(scores: Float32[np.ndarray, "Q C"], k: int) -> Int64[np.ndarray, "Q K"]:
-    """The columns of the k highest scores of each row; of equal ones the first."""
+    """Returns the columns of the k highest scores by row; of equal scores the first."""
     if scores.shape[1] <= k:
         return np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
     best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
+    # A partition picks any of equal scores, so rows in which some were left out are sorted.
     lowest = np.take_along_axis(scores, best, axis=1).min(axis=1)
-    for row in np.flatnonzero((scores >= lowest[:, None]).sum(axis=1) > k):  # some equal the lowest and were left out
+    for row in np.flatnonzero((scores >= lowest[:, None]).sum(axis=1) > k):
         best[row] = np.argsort(-scores[row], kind="stable")[:k]
     return best
 
@@ -220,10 +220,11 @@ def _best(scores: Float32[np.ndarray, "Q C"], k: int) -> Int64[np.ndarray, "Q K"
 def evaluate(
     loaded: LoadedModel, data: Path, settings: VectorSettings, batch_size: int, compute_dtype: str, skip_self: bool
 ) -> dict[str, Any]:
-    """The metrics of retrieval by cosines, or by dot products if these are the checkpoint's similarity."""
+    """Measures retrieval by cosines, or by dot products if these are the checkpoint's similarity."""
     if jax.process_count() > 1:
         raise UserError("retrieval is measured by one process, on all of its devices. Start only one")
     config = TrainConfig(compute_dtype=compute_dtype)
+    # Cosines are dot products of vectors that have length 1 after they are cut.
     similarity = (loaded.task or {}).get("similarity", COSINE)
     if similarity != DOT:
         settings = dataclasses.replace(settings, normalize=True, cut_first=True)

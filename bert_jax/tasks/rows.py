@@ -57,7 +57,7 @@ class Span(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """A relation between two spans, given by their indices in the sentence."""
+    """A relation between two spans, which are given by their indices in the sentence."""
 
     label: str
     head: int
@@ -65,7 +65,7 @@ class Relation(NamedTuple):
 
 
 class SpannedSentence(NamedTuple):
-    """A sentence's words, its spans, which may overlap, and their relations; both are empty if unknown."""
+    """A sentence's words, its spans, which may overlap, and their relations; the last two are empty if unknown."""
 
     words: tuple[str, ...]
     spans: tuple[Span, ...]
@@ -81,7 +81,7 @@ Item = TypeVar("Item", covariant=True)
 
 @dataclass(frozen=True)
 class Split(Generic[Item]):
-    """The content of one file: at least one item; either all items are labelled or none."""
+    """The content of one file: at least one item. Either all items are labelled or none."""
 
     path: Path
     items: tuple[Item, ...]
@@ -96,7 +96,7 @@ class TaskBatch(NamedTuple):
     | field | dtype, shape | |
     |---|---|---|
     | input_ids, segment_ids, sequence_ids, positions | i32[B,T] | as in the pretraining Batch |
-    | labels | [B, ...], or a tree of arrays | the targets of the kind of task: a class, a score, tags by position ... |
+    | labels | [B, ...], or a tree of arrays | the task's targets: a class, a score, tags by position ... |
     | label_weights | f32[B, ...] | 0 for a filler row, and for a position without a label |
     """
 
@@ -133,10 +133,10 @@ class TokenRows:
         return np.diff(self.offsets)
 
     def batch(self, indices: Integer[np.ndarray, "B"], length: int) -> TaskBatch:
-        """The rows with these indices, padded to length; index -1 gives a filler row of weight 0."""
+        """Pads the rows with these indices to a length. Index -1 gives a filler row of weight 0."""
         taken = self.take(indices, length)
         labels, weights = self.targets(taken)
-        # Padding gets segment, sequence and position 0, whatever the tokens that it points to.
+        # Padding gets segment, sequence and position 0, whichever token it points to.
         segments = taken.real & (np.arange(length) >= self.first_lengths[taken.rows][:, None])
         return TaskBatch(
             input_ids=np.where(taken.real, self.input_ids[taken.tokens], self.pad_id).astype(np.int32),
@@ -148,6 +148,7 @@ class TokenRows:
         )
 
     def take(self, indices: Integer[np.ndarray, "B"], length: int) -> "Taken":
+        # Fillers read row 0, and padding reads token 0, so that all indices are valid.
         filler = indices < 0
         rows = np.where(filler, 0, indices)
         lengths = np.where(filler, 0, self.lengths[rows])
@@ -156,19 +157,19 @@ class TokenRows:
         return Taken(rows, filler, real, tokens)
 
     def targets(self, taken: "Taken") -> tuple[Any, Float32[np.ndarray, "..."]]:
-        """labels (arrays [B, ...]) and label_weights of a batch: none, unless a subclass has labels."""
+        """Returns labels (arrays [B, ...]) and label_weights of a batch: none, unless a subclass has labels."""
         nothing = np.zeros(len(taken.rows), np.float32)
         return nothing, nothing
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All arrays by field name. Their names and values are the data set's fingerprint."""
+        """Returns all arrays by field name. Their names and values are the data set's fingerprint."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TaskRows(TokenRows, Generic[Item]):
-    """The rows of a split. Every kind of task adds its labels in a subclass."""
+    """The rows of a split. Kinds of tasks add their labels in subclasses."""
 
     cut_part: ClassVar[str] = ""  # the parts of items that `truncated` counts; empty: items
     cut_option: ClassVar[str] = "max_length"  # the task option that limits the tokens
@@ -176,12 +177,12 @@ class TaskRows(TokenRows, Generic[Item]):
     split: Split[Item]  # what was encoded
 
     def items(self) -> Int64[np.ndarray, "R"]:
-        """The row's item, as an index in the split: one row per item, unless a kind needs several."""
+        """Returns the rows' items, as indices in the split: one row per item, unless a kind needs several."""
         return np.arange(self.count)
 
 
 class Taken(NamedTuple):
-    """The rows of a batch, and where their tokens are."""
+    """The rows of a batch, and the indices of their tokens."""
 
     rows: Int64[np.ndarray, "B"]  # 0 for a filler
     filler: Bool[np.ndarray, "B"]
@@ -201,7 +202,7 @@ class LabelledRows(TaskRows[Example]):
 
 
 def spans(starts: Integer[np.ndarray, "K"], sizes: Integer[np.ndarray, "K"]) -> Int64[np.ndarray, "N"]:
-    """The ranges start, start + 1, ..., start + size - 1, concatenated."""
+    """Concatenates the ranges start, start + 1, ..., start + size - 1."""
     before = np.cumsum(sizes) - sizes
     return np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
 
@@ -236,7 +237,7 @@ class EncodedPairs(NamedTuple):
 def encode_pairs(
     texts: Sequence[str], seconds: Sequence[str] | None, tokenizer: Tokenizer, max_length: int
 ) -> tuple[EncodedPairs, Bool[np.ndarray, "R"]]:
-    """Rows of texts or pairs, and which rows lost tokens: a row over max_length loses the end of its longer text."""
+    """Encodes texts or pairs; also returns which rows lost tokens. Longer texts lose their ends first."""
     first = tokenizer.of_tasks.encode_many(texts)
     second = tokenizer.of_tasks.encode_many([""] * len(texts) if seconds is None else seconds)
     return encode_pieces(first, second, np.full(len(texts), seconds is not None), tokenizer, max_length)[:2]
@@ -245,9 +246,10 @@ def encode_pairs(
 def encode_pieces(
     first: Pieces, second: Pieces, paired: Bool[np.ndarray, "R"], tokenizer: Tokenizer, max_length: int
 ) -> tuple[EncodedPairs, Bool[np.ndarray, "R"], Int64[np.ndarray, "N"]]:
-    """encode_pairs for texts that are already split into pieces; also returns the places of join_pairs."""
+    """Encodes texts that are already split into pieces, as encode_pairs; also returns the places of join_pairs."""
     (first_ids, first_offsets), (second_ids, second_offsets) = first, second
     lengths = np.diff(first_offsets), np.diff(second_offsets)
+    # Special tokens are never cut.
     room = max_length - tokenizer.begin - tokenizer.end - np.where(paired, tokenizer.between, 0)
     sizes = truncated_lengths(*lengths, room)
     encoded, places = join_pairs(
@@ -262,17 +264,20 @@ def encode_pieces(
 def join_pairs(
     first: Texts, second: Texts, tokenizer: Tokenizer, paired: Bool[np.ndarray, "R"] | bool = True
 ) -> tuple[EncodedPairs, Int64[np.ndarray, "N"]]:
-    """Joins pairs of texts to rows; returns the rows and the place of each token.
+    """Joins pairs of texts to rows; rows that are not paired have no second text.
 
-    The place is the token's index in the pieces of all first texts followed by those of all second texts; -1 if it is
-    not a piece. Rows that are not paired have no second text.
+    Returns:
+        The rows, and the tokens' places: indices in the pieces of all first texts followed by all second texts; -1 for
+        tokens that are no pieces.
     """
     begin = tokenizer.begin
     end = np.full(len(first.sizes), tokenizer.end)
+    # A row has at least one token.
     if not tokenizer.adds_special_tokens:
         end[first.sizes + np.where(paired, second.sizes, 0) == 0] = 1
     first_lengths = first.sizes + begin + np.where(paired, tokenizer.between, end)
     offsets = np.concatenate([[0], np.cumsum(first_lengths + np.where(paired, second.sizes + end, 0))])
+    # First segments begin after [CLS], second ones after the separators of the first.
     places = np.full(offsets[-1], -1)
     places[spans(offsets[:-1] + begin, first.sizes)] = spans(first.starts, first.sizes)
     second_places = len(first.pieces) + spans(second.starts, second.sizes)
@@ -287,7 +292,7 @@ def join_pairs(
 def truncated_lengths(
     first: Int64[np.ndarray, "R"], second: Int64[np.ndarray, "R"], room: int | Int64[np.ndarray, "R"]
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
-    """How many pieces the first and second texts keep within `room`: the longer one always loses the next piece.
+    """Returns how many pieces the first and second texts keep: the longer one always loses the next piece.
 
     If both lose pieces, each keeps half. An odd piece goes to the longer text, or to the second of two equally long
     ones, as in the strategy `longest_first` of Hugging Face tokenizers.
@@ -303,11 +308,11 @@ def truncated_lengths(
     )
 
 
-# Rows of several sequences, one after another, which the encoder reads as rows of their own.
-
-
 class SideBySideBatch(TaskBatch):
-    """A batch [B, S * T] whose rows hold S sequences of up to T tokens, numbered from 1 in sequence_ids."""
+    """A batch [B, S * T] whose rows hold S sequences of up to T tokens, numbered from 1 in sequence_ids.
+
+    The encoder reads them as rows of their own (separated).
+    """
 
     @property
     def unpacked(self) -> bool:
@@ -325,18 +330,18 @@ class SideBySideRows(TaskRows[Item]):
     def targets_of(
         self, rows: Int64[np.ndarray, "B"], present: Bool[np.ndarray, "B S"]
     ) -> tuple[Any, Float32[np.ndarray, "B"]]:
-        """labels and label_weights of these rows. A filler is row 0 without a sequence; its weight is not used."""
+        """Returns labels and label_weights of these rows. A filler is row 0 without sequences."""
 
     @property
     def lengths(self) -> Int64[np.ndarray, "R"]:
-        """The tokens of each row's longest sequence, to which a batch is padded."""
+        """The tokens of the rows' longest sequences, to which batches are padded."""
         return self.part_lengths.max(axis=1)
 
     def batch(self, indices: Integer[np.ndarray, "B"], length: int) -> TaskBatch:
-        """The rows with these indices, [B, S * length]: each sequence padded to length."""
+        """Pads the sequences of the rows with these indices to a length: [B, S * length]."""
         count, filler = self.part_lengths.shape[1], indices < 0
         rows, parts = np.where(filler, 0, indices), np.arange(count)
-        # As rows of one sequence each; absent sequences have no tokens.
+        # First as rows of one sequence each; absent sequences have no tokens.
         flat = self.by_part.batch(np.where(filler[:, None], -1, rows[:, None] * count + parts).ravel(), length)
         # Sequences are numbered from 1 in their row, so that attention keeps them apart.
         numbers = np.tile(parts + 1, len(rows))[:, None].astype(np.int32)
@@ -365,10 +370,11 @@ class SideBySideRows(TaskRows[Item]):
 def encode_side_by_side(
     items: Sequence[Sequence[tuple[str, ...] | None]], tokenizer: Tokenizer, max_length: int
 ) -> dict[str, Any]:
-    """The fields of SideBySideRows: each item has texts (a,) or pairs (a, b), None if one is absent.
+    """Returns the fields of SideBySideRows for items of texts (a,) or pairs (a, b), None if one is absent.
 
-    Each sequence is cut separately to max_length tokens; `truncated` counts items.
+    Sequences are cut separately to max_length tokens; `truncated` counts items.
     """
+    # The sequences that exist are encoded together, and then counted by row and place.
     places = [(row, place) for row, item in enumerate(items) for place, texts in enumerate(item) if texts]
     firsts, *seconds = zip(*(items[row][place] or () for row, place in places), strict=True)
     encoded, cut = encode_pairs(firsts, seconds[0] if seconds else None, tokenizer, max_length)
@@ -387,7 +393,7 @@ def encode_side_by_side(
 
 
 def separated(batch: TaskBatch, present: Bool[Array, "B S"]) -> TaskBatch:
-    """The batch with B * S rows, one per sequence. Rows stay the outer axis, so that a device keeps its own."""
+    """Splits a batch into B * S rows, one per sequence. Rows stay the outer axis, so that a device keeps its own."""
     rows, count = present.shape
     ids, segments, numbers, positions = (leaf.reshape(rows * count, -1) for leaf in batch[:4])
     return TaskBatch(ids, segments, (numbers > 0).astype(jnp.int32), positions, None, None)
@@ -403,7 +409,7 @@ WordsItem = TypeVar("WordsItem", bound=Sentence | SpannedSentence)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WordRows(TaskRows[Item]):
-    """Rows with the W words of K - 1 sentences. A kind of task adds their labels."""
+    """Rows with the W words of K - 1 sentences. Kinds of tasks add their labels."""
 
     cut_part: ClassVar[str] = "words"
 
@@ -414,20 +420,21 @@ class WordRows(TaskRows[Item]):
 
     @property
     def word_starts(self) -> Int64[np.ndarray, "W"]:
-        """Where words start: indices among the N tokens."""
+        """The words' first pieces: indices among the N tokens."""
         return self.offsets[self.word_rows] + self.word_slots
 
     def items(self) -> Int64[np.ndarray, "R"]:
-        """The sentence per row."""
+        """Returns the rows' sentences."""
         sentences = np.repeat(np.arange(len(self.sentence_offsets) - 1), np.diff(self.sentence_offsets))
-        return sentences[np.searchsorted(self.word_rows, np.arange(self.count))]  # by the first word of the row
+        # By the first word of the row.
+        return sentences[np.searchsorted(self.word_rows, np.arange(self.count))]
 
     def at_words(self, values: Sequence[Shaped[np.ndarray, "..."]]) -> Shaped[np.ndarray, "W"]:
-        """The values at the words' first pieces, from the values at all positions, by row."""
+        """Selects the values at the words' first pieces from the values at all positions, by row."""
         return np.array([values[row][slot] for row, slot in zip(self.word_rows, self.word_slots, strict=True)])
 
     def by_sentence(self, values: Sequence[Any]) -> list[Sequence[Any]]:
-        """The values of all words, split by sentence."""
+        """Splits the values of all words by sentence."""
         return [values[start:end] for start, end in pairwise(self.sentence_offsets)]
 
 
@@ -444,7 +451,7 @@ class LabelledWordRows(WordRows[Sentence]):
 
 
 def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int) -> WordRows[WordsItem]:
-    """One row per sentence, [CLS] pieces [SEP]; a sentence over max_length continues in further rows.
+    """Encodes sentences as [CLS] pieces [SEP]; a sentence over max_length continues in further rows.
 
     It is split between words, so that every word is in exactly one row. A word without pieces becomes [UNK]; only a
     word that is longer than a row is itself cut.
@@ -454,6 +461,7 @@ def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int)
     room = max_length - special
     words_in_text = [word for words in sentences for word in tokenizer.as_in_text(words)]
     flat, piece_offsets = tokenizer.of_tasks.encode_many(words_in_text)
+    # A word takes at least one position, for [UNK], and at most a row.
     sizes = np.clip(np.diff(piece_offsets), 1, room)
     sentence_offsets = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
     # The first word of each row: a row holds as many words of its sentence as fit.

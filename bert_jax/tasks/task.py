@@ -1,6 +1,6 @@
 """The base classes of fine-tuning tasks and their objectives, and the losses that only tasks have.
 
-Read `Task` first: it says what a kind of task implements. tasks/kinds has the kinds, tasks/registry.py lists them.
+Read `Task` first, the interface of all kinds. The kinds are in tasks/kinds, and tasks/registry.py lists them.
 """
 
 import abc
@@ -34,7 +34,7 @@ from bert_jax.train.objectives import Counts, Objective, Term, Terms
 class TaskObjective(Objective):
     """The objective for one kind of task.
 
-    Label id 0 counts like any other. A weight of 0 (fillers, positions without a label) adds nothing.
+    Label id 0 counts like any other. A weight of 0, for fillers and positions without a label, adds nothing.
     """
 
     @property
@@ -43,14 +43,14 @@ class TaskObjective(Objective):
 
     @abc.abstractmethod
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Any:
-        """The heads' outputs: a float32 array [B, ...] or a tree. Without a key, dropout is off."""
+        """Computes the heads' outputs: a float32 array [B, ...] or a tree. Without a key, dropout is off."""
 
     @abc.abstractmethod
     def terms_of(self, model: Bert, outputs: Any, batch: TaskBatch) -> Terms:
-        """The loss as the term `task`, with the metric `accuracy` if predictions are right or wrong."""
+        """Computes the loss as the term `task`, with the metric `accuracy` if predictions are right or wrong."""
 
     def answers(self, model: Bert, outputs: Any, batch: TaskBatch) -> Any:
-        """The arrays [B, ...] that the host decodes, as small as possible. By default, the outputs."""
+        """Returns the arrays [B, ...] that the host decodes, as small as possible. By default, the outputs."""
         return outputs
 
     @property
@@ -59,7 +59,7 @@ class TaskObjective(Objective):
         return type(self).soft_sum is not TaskObjective.soft_sum
 
     def soft_sum(self, outputs: Any, teacher: Any, batch: TaskBatch, temperature: float) -> Scalar:
-        """The distance between the outputs of student and teacher, weighted and summed (bert_jax/train/losses.py).
+        """Sums the weighted distance between the outputs of student and teacher (bert_jax/train/losses.py).
 
         If the outputs are distributions, both are read at this temperature.
         """
@@ -73,7 +73,7 @@ class TaskObjective(Objective):
 
 
 class SoftClassObjective(TaskObjective):
-    """An objective whose outputs are logits of classes, [..., C] for labels [...], and a teacher's are soft targets."""
+    """An objective whose outputs are logits of classes, [..., C] for labels [...]; a teacher's are soft targets."""
 
     def soft_sum(
         self, outputs: Float[Array, "*shape C"], teacher: Float[Array, "*shape C"], batch: TaskBatch, temperature: float
@@ -82,7 +82,7 @@ class SoftClassObjective(TaskObjective):
 
 
 def pooled_vectors(model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B 1 D"]:
-    """One pooled vector per row, which holds one sequence with [CLS] at position 0."""
+    """Pools rows of one sequence, with [CLS] at position 0, to one vector each."""
     hidden = encode_for_task(model, batch, dropout_key)
     return sequence_vectors(model, hidden, batch.sequence_ids, jnp.zeros((hidden.shape[0], 1), jnp.int32))
 
@@ -102,11 +102,11 @@ class Description(NamedTuple):
 class Task(abc.ABC, Generic[Item, Rows]):
     """A fine-tuning task: its options, and how its files become rows, a loss, metrics and predictions.
 
-    Each kind of task is a subclass with its own options. Item is what a kind reads from a file (a text, a sentence, a
-    question); Rows is what it encodes items to. Tasks are immutable: what a training file adds (labels, class weights)
-    gives a new task. A kind implements the six abstract methods and overrides the others as it needs.
+    Kinds of tasks are subclasses. Item is the type that a kind reads from a file (a text, a sentence, a question), and
+    Rows the type to which it encodes items. Tasks are immutable: labels and class weights from a
+    training file give a new task. A kind implements the six abstract methods and overrides others as it needs.
 
-    The fields are its options; those that a user sets are declared in bert_jax/config/finetuning.py.
+    The fields are its options; users set those that are declared in bert_jax/config/finetuning.py.
     """
 
     kind: ClassVar[str]  # its name in configurations and in config.json
@@ -121,7 +121,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
     columns: Columns = field(default_factory=Columns)
 
     def __post_init__(self) -> None:
-        """Subclasses check what the fields alone do not say, and call this method."""
+        """Checks the fields. Subclasses extend it with checks of several fields."""
         check(self, "task.")
         if self.known_metrics:
             check_metric_names(self.metrics, self.known_metrics)
@@ -135,16 +135,17 @@ class Task(abc.ABC, Generic[Item, Rows]):
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Item]:
         """Reads a file of the task. Without label_required, a file without labels is read too.
 
-        Raises UserError, with file and line, for malformed input.
+        Raises:
+            UserError: The file is malformed, at a line.
         """
 
     def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Item]:
-        """The inputs of predict as a split without labels, one item per record, in order."""
+        """Makes a split without labels from the inputs of predict, one item per record, in order."""
         return Split(source, tuple(self.parse_record(source, record) for record in records), labelled=False)
 
     @abc.abstractmethod
     def parse_record(self, source: Path, record: InputRecord) -> Item:
-        """The item in an input: a plain line, in which tabs separate texts, or a JSON object.
+        """Makes an item of an input: a plain line, in which tabs separate texts, or a JSON object.
 
         The object's fields have the names of the task's columns, or these; other fields are ignored.
 
@@ -153,28 +154,31 @@ class Task(abc.ABC, Generic[Item, Rows]):
         questions                   question, context, and an optional id
         choices                     text or context, and choices: a list of texts
 
-        An item keeps what predictions report to the user: the raw text, offsets, the id. Raises UserError, with source
-        and line, for a missing or empty text.
+        An item keeps the raw text, offsets and id, which predictions report.
+
+        Raises:
+            UserError: A text is missing or empty, at a line of the source.
         """
 
     @abc.abstractmethod
     def encode(self, split: Split[Item], tokenizer: Tokenizer) -> Rows:
-        """The rows of a split, which keep it. If it is not labelled, the labels of its items are ignored.
+        """Encodes a split, which the rows keep. If it is not labelled, its items' labels are ignored.
 
-        Raises UserError, with file and line, for an unknown label.
+        Raises:
+            UserError: A label is unknown, at a line of the file.
         """
 
     @abc.abstractmethod
     def objective(self) -> TaskObjective:
-        """The loss of a task whose labels are known."""
+        """Returns the loss of a task whose labels are known."""
 
     @abc.abstractmethod
     def measure(self, rows: Rows, answers: Sequence[Any]) -> dict[str, float]:
-        """The metrics on a labelled split, from the objective's answers, one per row."""
+        """Computes the metrics on a labelled split, from the objective's answers, one per row."""
 
     @abc.abstractmethod
     def predictions(self, rows: Rows, answers: Sequence[Any]) -> list[dict[str, Any]]:
-        """The JSON objects that bert-jax predict prints, one per item, in order.
+        """Makes the JSON objects that bert-jax predict prints, one per item, in order.
 
         An object has `label` and `score`, its probability (for a regression: the number), or `words`, `tags`,
         `entities`, `spans`, `answer` ... with `start` and `end`, characters of the raw text if the item has one. The
@@ -182,24 +186,25 @@ class Task(abc.ABC, Generic[Item, Rows]):
         """
 
     def default_metrics(self) -> tuple[str, ...]:
-        """The metrics if the task names none; the first one selects the best seed."""
+        """Returns the metrics if the task names none; the first one selects the best seed."""
         return self.usual_metrics
 
     def with_metrics(self) -> "Task":
-        """The task with the default metrics if it names none."""
+        """Sets the default metrics if the task names none."""
         return replace(self, metrics=self.metrics or self.default_metrics())
 
     def complete(self, train: Split[Item]) -> "Task":
-        """The task with the labels and metrics that its training file implies, unless it names them."""
+        """Adds the labels and metrics that the training file implies, unless the task names them."""
         return self.with_metrics()
 
     def continuing(self, start: "Task", given: TaskConfig) -> "Task":
-        """Takes over what `start`, the checkpoint's task of the same kind, decides and the configuration does not."""
+        """Takes over options from `start`, the checkpoint's task of the same kind, unless they are given."""
         return self
 
     @property
     def measured(self) -> "Task":
         """The task with plain cross-entropy as its loss, so that losses compare between runs with class weights."""
+        # The options of the training loss get their defaults.
         defaults: dict[str, Any] = {item.name: item.default for item in fields(self)}
         return replace(self, **{name: defaults[name] for name in self.training_options})
 
@@ -212,21 +217,23 @@ class Task(abc.ABC, Generic[Item, Rows]):
             )
 
     def describe(self, rows: Rows, training: bool = False) -> Description:
-        """Counts and warnings for a split.
+        """Counts and warns about rows.
 
-        Raises UserError if `training`, for the training file, and nothing can be learned from it.
+        Raises:
+            UserError: `training` is set, for the training file, and nothing can be learned from it.
         """
         return Description({}, [])
 
     def metric_names(self, split: Split[Item], explicit: bool = False) -> tuple[str, ...]:
-        """The names of everything that is measured on a labelled split.
+        """Returns the names of everything that is measured on a labelled split.
 
-        Raises UserError for a metric that the split cannot have; explicit: also for one that is only a default.
+        Raises:
+            UserError: The split cannot have a metric; if not `explicit`, unless it is only a default.
         """
         return (*self.metrics, "task_loss")
 
     def calibrated(self, metrics: Mapping[str, float]) -> "Task":
-        """The task with thresholds from the metrics on dev, which are empty without a dev file."""
+        """Sets thresholds from the metrics on dev, which are empty without a dev file."""
         return self
 
 
@@ -242,7 +249,7 @@ class PooledTask(Task[Item, Rows]):
 
 
 def with_pooling(task: Task, pooling: str) -> Task:
-    """The task with a checkpoint's pooling, if its kind pools for a head."""
+    """Sets a checkpoint's pooling, if the kind of task pools for a head."""
     return replace(task, pooling=pooling) if isinstance(task, PooledTask) else task
 
 
@@ -261,7 +268,7 @@ def check_pooling(pooling: str, model: ModelConfig) -> None:
 def squared_error_sum(
     scores: Float[Array, "*shape"], targets: Float[Array, "*shape"], weights: Float[Array, "*shape"]
 ) -> Scalar:
-    """Returns the weighted sum of squared errors, for sequences or tokens."""
+    """Returns the weighted sum of squared errors, over sequences or tokens."""
     return (jnp.square(scores.astype(jnp.float32) - targets) * weights).sum()
 
 
@@ -272,14 +279,15 @@ def choice_sums(
     weights: Float[Array, "B"],
     smoothing: float = 0.0,
 ) -> tuple[Scalar, Scalar]:
-    """Returns the cross-entropy of the correct choice and `correct`, with a softmax over the scores of present choices.
+    """Returns the cross-entropy of the correct choice, over the scores of present choices, and `correct`.
 
-    Label smoothing is uniform over the present choices. Source: Radford et al. 2018, section 3.3; Devlin et al. 2019,
-    section 4.4 (SWAG).
+    Source: Radford et al. 2018, section 3.3; Devlin et al. 2019, section 4.4 (SWAG).
     """
+    # Absent choices get no probability. In float32, because bfloat16 sums lose digits.
     masked = jnp.where(present, scores.astype(jnp.float32), IMPOSSIBLE)
     loss, correct = classification_sums(masked, labels, weights)
     if smoothing:
+        # Uniform over the present choices.
         losses = jnp.where(present, jax.nn.logsumexp(masked, axis=-1, keepdims=True) - masked, 0)
         uniform = losses.sum(axis=-1) / jnp.maximum(present.sum(axis=-1), 1)
         loss = (1 - smoothing) * loss + smoothing * (uniform * weights).sum()
@@ -295,13 +303,13 @@ def answer_sums(
 ) -> tuple[Scalar, Scalar]:
     """Returns the mean of the start and end cross-entropies, and how often both positions are predicted correctly.
 
-    The softmax is over the positions of the sequence, which `possible` marks. If a question has no answer, start and
-    end are the position of [CLS]. Source: Devlin et al. 2019, sections 4.2 and 4.3; google-research/bert,
-    run_squad.py, for the mean.
+    The softmax is over the positions that `possible` marks. Without an answer, start and end are the position of [CLS].
+    Source: Devlin et al. 2019, sections 4.2 and 4.3; google-research/bert, run_squad.py, for the mean.
     """
     masked = jnp.where(possible[..., None], logits.astype(jnp.float32), IMPOSSIBLE)
-    truth = jnp.stack([starts, ends], axis=-1)
-    picked = jnp.take_along_axis(masked, truth[:, None], axis=1)[:, 0]
+    targets = jnp.stack([starts, ends], axis=-1)
+    picked = jnp.take_along_axis(masked, targets[:, None], axis=1)[:, 0]  # [B, 2]
+    # Correct if no other position scores higher; accuracy has no gradient.
     right = (picked >= jax.lax.stop_gradient(masked).max(axis=1)).all(axis=-1)
     losses = (jax.nn.logsumexp(masked, axis=1) - picked).mean(axis=-1)
     return (losses * weights).sum(), (right * weights).sum()
@@ -317,10 +325,11 @@ def chain_sums(
 ) -> tuple[Scalar, Scalar]:
     """Returns the negative log-likelihood of the tags under a linear-chain CRF, and `correct` for the best path.
 
-    Weights are 0 or 1. The chain of a sequence consists of its positions with weight 1, in order; the loss divided by
-    their number is comparable with classification_sums. The tags must be allowed. Source: Lafferty et al. 2001; Lample
-    et al. 2016, section 2.2.
+    Weights are 0 or 1. A sequence's chain consists of its positions with weight 1, in order; the loss divided by their
+    number is comparable with classification_sums. The tags must be allowed. Source: Lafferty et al. 2001; Lample et al.
+    2016, section 2.2.
     """
+    # Positions without a tag (special tokens, further pieces of a word) are no links of the chain.
     tagged = weights > 0
     loss = chain.log_partition(logits, tagged, sequence_ids, allowed)
     loss -= chain.score(logits, tags, tagged, sequence_ids, allowed)
@@ -342,16 +351,14 @@ def span_sums(
     return classification_sums(logits, labels, weights)
 
 
-# Regression on standardized targets, so that numbers of any size are learned at the usual learning rates.
-
-
-# Targets up to this size, such as the scores of STS-B (0 to 5), are learned as they are.
+# Targets up to this size, such as the scores of STS-B (0 to 5), are learned as they are. Others are standardized, so
+# that numbers of any size are learned at the usual learning rates.
 LARGE = 10.0
 
 
 @dataclass(frozen=True)
 class ScaledTask(ScaledTargets, Task[Item, Rows]):
-    """A regression whose head and loss are in units of (target - target_mean) / target_std.
+    """A regression whose head and loss predict (target - target_mean) / target_std.
 
     Metrics and predictions are in the files' units.
     """
@@ -360,10 +367,11 @@ class ScaledTask(ScaledTargets, Task[Item, Rows]):
     target_std: float = 1.0
 
     def scaled(self, targets: Sequence[float] | np.ndarray) -> "ScaledTask[Item, Rows]":
-        """The task with these targets' mean and deviation, if scale_targets asks for it."""
+        """Sets the targets' mean and deviation, if scale_targets asks for it."""
         mean, deviation = float(np.mean(targets)), float(np.std(targets))
         if self.scale_targets == "no" or (self.scale_targets == "auto" and max(abs(mean), deviation) <= LARGE):
             return self
+        # Equal targets have no deviation by which they could be divided.
         return replace(self, target_mean=mean, target_std=deviation or 1.0)
 
 
@@ -391,6 +399,6 @@ class ScaledObjective(TaskObjective):
         return squared_difference_sum(outputs, teacher, batch.label_weights)
 
     def answers(self, model: Bert, outputs: Float[Array, "*shape"], batch: TaskBatch) -> Float[Array, "*shape"]:
-        """The numbers in the files' units."""
+        """Returns the numbers in the files' units."""
         mean, deviation = self.scale
         return mean + deviation * outputs

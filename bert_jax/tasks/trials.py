@@ -1,7 +1,7 @@
 """The trials of a fine-tuning, one for each seed.
 
-In order: the trials of a configuration and the settings of each, the result over all of them and the copy of the best
-checkpoint, and `train`, which trains and measures them one after another.
+In order: the trials of a configuration and their settings, the result over all of them, the copy of the best one, and
+`train`, which trains and measures them one after another.
 """
 
 import dataclasses
@@ -42,8 +42,11 @@ from bert_jax.train.workdir import (
 WARMUP_SHARE = 0.1
 MOST_SEEDS = 100  # a larger number of seeds is more likely meant as a seed
 CRF_PATH = "^crf/"
-# Where a workdir holds config.json, by what it is: one seed, several seeds, a sweep.
+# Where a workdir holds config.json, by its kind: one seed, several seeds, a sweep.
 _CONFIGS = ("config.json", "seed-*/config.json", "sweep-*")
+BEST_FILE = "best_seed.json"
+
+Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -55,30 +58,30 @@ class Trial:
 
 
 def trials_of(config: FinetuneConfig) -> list[Trial]:
-    """The trials of a configuration, one for each seed. Raises UserError for invalid or repeated seeds."""
+    """Returns the trials of a configuration by seed. Raises UserError for invalid or repeated seeds."""
     seeds = config.seeds
-    if isinstance(seeds, int):
-        if seeds > MOST_SEEDS:
-            raise UserError(
-                f"seeds is {seeds}, but the number of seeds is at most {MOST_SEEDS}; to train with this seed, use "
-                f"--config.seed={seeds}"
-            )
+    too_many = isinstance(seeds, int) and seeds > MOST_SEEDS
+    if isinstance(seeds, int) and not too_many:
         seeds = tuple(range(config.seed, config.seed + seeds))
-    if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < SEEDS for seed in seeds):
+    if (
+        isinstance(seeds, int)
+        or not seeds
+        or len({*seeds}) < len(seeds)
+        or not all(0 <= seed < SEEDS for seed in seeds)
+    ):
         raise UserError(
-            f"seeds is {config.seeds}; give the number of seeds, such as --config.seeds=5, or several different seeds "
-            f"from 0 to {SEEDS - 1}, such as --config.seeds=0,1,2"
+            f"seeds is {config.seeds}; give the number of seeds, at most {MOST_SEEDS}, such as --config.seeds=5, or "
+            f"several different seeds from 0 to {SEEDS - 1}, such as --config.seeds=0,1,2. --config.seed=SEED trains "
+            "with a single seed"
         )
     return [Trial(seed, f"seed-{seed}" if len(seeds) > 1 else "") for seed in seeds]
 
 
-def check_seeds(config: FinetuneConfig, workdir: Location) -> None:
-    """Raises UserError for keys out of range, and for a workdir that holds another kind of trials."""
-    if config.early_stop < 0:
-        raise UserError(f"early_stop is {config.early_stop}; use a number of evaluations, 0 to train to the end")
+def check_workdir(config: FinetuneConfig, workdir: Location) -> None:
+    """Raises UserError for a workdir that holds another kind of trials."""
     kinds = ("a run of one seed", "runs of several seeds", "a sweep")
     wanted = 2 if config.sweep else int(len(trials_of(config)) > 1)
-    # The last kind that is there decides, because WORKDIR/config.json may also be that of the best of several runs.
+    # The last kind that is there decides, because WORKDIR/config.json may also belong to the best of several runs.
     present = next((kind for kind in (2, 1, 0) if any(workdir.glob(_CONFIGS[kind]))), wanted)
     if present != wanted:
         others = ("", ", or give all of their seeds", ", or give the sweep")[present]
@@ -86,7 +89,7 @@ def check_seeds(config: FinetuneConfig, workdir: Location) -> None:
 
 
 def chosen_by(config: FinetuneConfig, task: Task) -> str:
-    """The dev metric that selects the seed: checkpoint.best, or the task's first.
+    """Returns the dev metric that selects the seed: checkpoint.best, or the task's first.
 
     With early_stop it also selects the step of a run, which otherwise is the last one.
     """
@@ -94,21 +97,30 @@ def chosen_by(config: FinetuneConfig, task: Task) -> str:
 
 
 def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measured: bool) -> FinetuneConfig:
-    """The configuration of a trial, as if it were run alone, with its length, warmup and evaluation given in steps.
+    """Returns a trial's configuration, as if it were run alone, with length, warmup and evaluation in steps.
 
-    rows is the number of rows of the training file; measured is whether there is a dev file. Raises UserError for
-    early_stop without a dev file.
+    Args:
+        rows: The number of rows in the training file.
+        measured: Whether there is a dev file.
+
+    Raises:
+        UserError: There is no dev file, which early_stop needs.
     """
     if config.early_stop:
         check_measured("early_stop", config.early_stop, measured)
+    # A step has rows of the next epoch rather than fewer rows, so the last step is rounded up.
     epoch = math.ceil(rows / config.batch_size)
     length = config.steps or math.ceil(rows * config.epochs / config.batch_size)
     schedule = config.optimizer.schedule
     warmup, share = schedule.warmup_steps, schedule.warmup_share
     if warmup < 0:
-        if share <= 0 and config.budget_minutes > 0:  # the number of steps is not known in advance
+        # With a budget in minutes, the number of steps is not known in advance.
+        if share <= 0 and config.budget_minutes > 0:
             share = WARMUP_SHARE
         warmup = 0 if share > 0 else math.ceil(WARMUP_SHARE * length)
+    rates: dict[str, int | float] = {**config.optimizer.rates}
+    if isinstance(task, TaggingTask) and task.crf:
+        rates = {CRF_PATH: task.crf_rate, **rates}  # unless optimizer.rates has one for it
     best = config.checkpoint.best or (PREFIX + chosen_by(config, task) if config.early_stop else "")
     return dataclasses.replace(
         config,
@@ -118,7 +130,7 @@ def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measur
         optimizer=dataclasses.replace(
             config.optimizer,
             schedule=dataclasses.replace(schedule, warmup_steps=warmup, warmup_share=share),
-            rates=_with_crf_rate(config.optimizer.rates, task),
+            rates=rates,
         ),
         eval=dataclasses.replace(config.eval, every_steps=config.eval.every_steps or epoch),
         checkpoint=dataclasses.replace(config.checkpoint, best=best),
@@ -133,24 +145,17 @@ def check_measured(key: str, value: Any, measured: bool) -> None:
         )
 
 
-def _with_crf_rate(rates: dict[str, float], task: Task) -> dict[str, int | float]:
-    """optimizer.rates with the rate of a CRF (task.crf_rate), unless it has one already."""
-    return {CRF_PATH: task.crf_rate, **rates} if isinstance(task, TaggingTask) and task.crf else rates
-
-
 def unfreeze_every(config: FinetuneConfig, rows: int) -> int:
-    """The number of steps between unfreezing one layer and the next with train_layers=gradual; otherwise 0."""
+    """Returns the steps between unfreezing one layer and the next with train_layers=gradual; otherwise 0."""
     epochs = rules.gradual_epochs(config.train_layers)
     return 0 if epochs is None else max(1, round(epochs * rows / config.batch_size))
 
 
 def never_unfrozen(config: FinetuneConfig, rows: int, steps: int, layers: int) -> str:
-    """A line about what train_layers=gradual never trains in a run of at most so many steps, with a value that fits.
-
-    It is empty if everything trains, and if the number of steps is not known (0).
-    """
+    """Says which layers train_layers=gradual never trains in so many steps (0: unknown), and a value that fits."""
     every = unfreeze_every(config, rows)
-    stages = (steps - 1) // every if every and steps else layers + 1  # a stage for each layer, and for the embeddings
+    # Every layer has a stage, and the embeddings have the last one.
+    stages = (steps - 1) // every if every and steps else layers + 1
     if stages > layers:
         return ""
     left = f"{layers - stages} of {layers} layers and " if stages < layers else ""
@@ -158,26 +163,21 @@ def never_unfrozen(config: FinetuneConfig, rows: int, steps: int, layers: int) -
     if not (fitting := (steps - 1) // (layers + 1)):
         return f"{line}; use more steps"
     epochs = fitting * config.batch_size / rows
+    # Rounded down, so that the advice certainly fits; two digits.
     unit = 10.0 ** (math.floor(math.log10(epochs)) - 1)  # two digits, rounded down
     return f"{line}; --config.train_layers=gradual:{math.floor(epochs / unit) * unit:.2g} trains all"
-
-
-# The result of a fine-tuning over its trials: statistics of the metrics, tables, and the checkpoint of the best.
-
-
-BEST_FILE = "best_seed.json"
-
-Metrics = Mapping[str, float]
 
 
 def result(
     task: str, chosen_by: str, by_trial: Mapping[Trial, Metrics], steps: Mapping[Trial, int], counts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The content of result.json: task, seeds, metrics {name: {mean, std, values}}, steps, counts, and best of several.
+    """Returns result.json: task, seeds, metrics {name: {mean, std, values}}, steps, counts, and the best of several.
 
-    chosen_by is the dev metric that decides; steps are the steps of the parameters that are kept.
+    Args:
+        chosen_by: The dev metric that decides.
+        steps: The steps of the parameters that are kept.
     """
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "task": task,
         "seeds": [trial.seed for trial in by_trial],
         "metrics": summary(list(by_trial.values())),
@@ -186,91 +186,93 @@ def result(
     }
     if len(by_trial) > 1:
         trial = best(by_trial, chosen_by)
-        value = by_trial[trial].get(chosen_by, math.nan)
-        found["best"] = {
-            "seed": trial.seed,
-            "run": trial.folder,
-            "metric": chosen_by,
-            "value": None if math.isnan(value) else value,
-        }
-    return found
+        value = _known(by_trial[trial].get(chosen_by, math.nan))
+        content["best"] = {"seed": trial.seed, "run": trial.folder, "metric": chosen_by, "value": value}
+    return content
 
 
 def best(by_trial: Mapping[Trial, Metrics], chosen_by: str) -> Trial:
-    """The trial with the best value; the first one if nothing was measured."""
+    """Returns the trial with the best value; the first one if nothing was measured."""
     return max(by_trial, key=lambda trial: score(by_trial[trial].get(chosen_by), chosen_by))
 
 
 def score(value: float | None, metric: str) -> float:
-    """The value of a metric as a number of which the highest is the best; an undefined one is the worst."""
+    """Returns a metric's value as a number of which the highest is the best; an undefined one is the worst."""
     if value is None or math.isnan(value):
         return -math.inf
     return -value if lower_is_better(metric) else value
 
 
 def keep_best(workdir: Location, trial: Trial, averaged: bool) -> None:
-    """Copies the checkpoint of a trial to the workdir itself. averaged: the trial also has a moving average."""
+    """Copies a trial's checkpoint to the workdir itself. averaged: whether the trial also has a moving average."""
     chosen = workdir / trial.folder
     note = workdir / BEST_FILE
+    # All processes take the step that the first one sees, because files may appear later for others.
     step = distributed.broadcast_from_primary(selected_step(chosen) or 0)
     content = {"run": trial.folder, "step": step}
     if distributed.broadcast_from_primary(note.exists() and json.loads(note.read_text(encoding="utf-8")) == content):
         return
+    # The process may be killed at any point from here on. The note is removed first and written last, so that it never
+    # describes another checkpoint. Without config.json, nothing opens the folder as a checkpoint.
     if distributed.is_primary():
-        # The process may be killed at any point from here on. The note is removed first and written last, so that it
-        # never describes another checkpoint. Without config.json, nothing opens the folder as a checkpoint.
         note.unlink(missing_ok=True)
         (workdir / CONFIG_FILE).unlink(missing_ok=True)
         for old in (CHECKPOINTS, "tokenizer"):
             remove_folder(workdir / old)
     distributed.broadcast_from_primary("removed")
     average = read_params(chosen, step, AVERAGE) if averaged else None
-    write_params(workdir, step, read_params(chosen, step), average)  # by all processes together
+    # All processes write together.
+    write_params(workdir, step, read_params(chosen, step), average)
     if distributed.is_primary():
         copy_folder(chosen / "tokenizer", workdir / "tokenizer")
         copy_metrics(chosen, workdir)
         write_config(workdir, read_config(chosen))
         write_json(note, content)
-    distributed.broadcast_from_primary("kept")  # the others may open the workdir from here on
+    # The other processes may open the workdir from here on.
+    distributed.broadcast_from_primary("kept")
 
 
 def summary(by_seed: Sequence[Metrics]) -> dict[str, dict[str, Any]]:
-    """`mean`, `std` (sample standard deviation) and `values` of each metric; None for what is undefined."""
-    found = {}
+    """Returns `mean`, `std` (sample standard deviation) and `values` by metric; None if undefined."""
+    statistics = {}
     for name in by_seed[0]:
         values = [metrics[name] for metrics in by_seed]
-        known = not any(math.isnan(value) for value in values)
-        found[name] = {
+        known = not any(map(math.isnan, values))
+        statistics[name] = {
             "mean": float(np.mean(values)) if known else None,
             "std": float(np.std(values, ddof=1)) if known and len(values) > 1 else None,
-            "values": [None if math.isnan(value) else value for value in values],
+            "values": [_known(value) for value in values],
         }
-    return found
+    return statistics
 
 
-def table(found: Mapping[str, Any]) -> Table:
-    """A table of a result: the metrics by seed, next to published figures of another model."""
-    seeds, others = found["seeds"], registry.FIGURES.get(found["task"])
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value  # JSON has no NaN
+
+
+def table(content: Mapping[str, Any]) -> Table:
+    """Shows the metrics of a result by seed, next to published figures of another model."""
+    seeds, others = content["seeds"], registry.FIGURES.get(content["task"])
     caption = f"another model: published figures of {others.source}" if others else None
-    title = f"{found['task']}: {len(seeds)} seed(s)"
+    title = f"{content['task']}: {len(seeds)} seed(s)"
     shown = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     columns = ["metric", "mean", "std", *(f"seed {seed}" for seed in seeds)]
     for column in columns + (["another model"] if others else []):
         shown.add_column(column, justify="left" if column == "metric" else "right", no_wrap=column == "metric")
-    for name, metric in found["metrics"].items():
+    for name, metric in content["metrics"].items():
         cells = [metric["mean"], metric["std"], *metric["values"], *([others.metrics.get(name)] if others else [])]
         shown.add_row(name, *map(_cell, cells))
     return shown
 
 
-def comparison(found: Mapping[str, Any]) -> Table:
-    """A table of the metric that selects in a sweep, one row for each setting."""
-    metric, keys = found["best"]["metric"], list(found["best"]["values"])
-    shown = Table(title=f"{found['task']}: {metric} by setting", title_justify="left")
-    for column in (*keys, "mean", "std", *(f"seed {seed}" for seed in found["seeds"])):
+def comparison(content: Mapping[str, Any]) -> Table:
+    """Shows the metric that selects in a sweep by setting."""
+    metric, keys = content["best"]["metric"], list(content["best"]["values"])
+    shown = Table(title=f"{content['task']}: {metric} by setting", title_justify="left")
+    for column in (*keys, "mean", "std", *(f"seed {seed}" for seed in content["seeds"])):
         shown.add_column(column, justify="right")
-    missing = {"mean": None, "std": None, "values": [None] * len(found["seeds"])}
-    for setting in found["sweep"]:
+    missing = {"mean": None, "std": None, "values": [None] * len(content["seeds"])}
+    for setting in content["sweep"]:
         measured = setting["metrics"].get(metric, missing)
         cells = map(_cell, (measured["mean"], measured["std"], *measured["values"]))
         shown.add_row(*map(str, setting["values"].values()), *cells)
@@ -284,10 +286,17 @@ def _cell(value: float | None) -> str:
 def train(
     task: Task, rows: Mapping[str, TaskRows], runs: Mapping[Trial, Run]
 ) -> tuple[dict[Trial, dict[str, float]], dict[Trial, int], bool]:
-    """Trains or resumes all runs, and measures them; rows holds those of each split.
+    """Trains or resumes all runs, and measures them.
 
-    Returns the final metrics, the step of the parameters that are kept, and whether SIGTERM arrived at the end: start
-    nothing more then. Raises what loop.fit raises, and Stopped if SIGTERM arrives before the last run.
+    Args:
+        rows: The rows by split.
+
+    Returns:
+        By trial the final metrics and the step of the parameters that are kept, and whether SIGTERM arrived at the end:
+        start nothing more then.
+
+    Raises:
+        Stopped: SIGTERM arrived before the last run, or as in loop.fit.
     """
     metrics: dict[Trial, dict[str, float]] = {}
     steps: dict[Trial, int] = {}
@@ -297,24 +306,20 @@ def train(
         if (stop := result.stop_requested) and trial != list(runs)[-1]:
             raise Stopped(f"SIGTERM: {run.workdir} is complete, later seeds are not; run the same command to resume")
         metrics[trial], steps[trial] = _measured(task, rows, run, result), result.kept
-        del result  # its parameters are on the devices, where the next seed needs the memory
+        # Its parameters are on the devices, where the next seed needs the memory.
+        del result
     return metrics, steps, stop
 
 
 def _measured(task: Task, rows: Mapping[str, TaskRows], run: Run, result: Result) -> dict[str, float]:
-    """The metrics of dev, from training, and of the other splits except train, measured here."""
+    """Returns the metrics on dev, from training, and on the other splits except train, measured here."""
     metrics = dict(result.evaluation)
-    calibrated = _calibrated(task, run.workdir, metrics if "dev" in rows else {})
-    for split in [name for name in rows if name not in ("train", "dev")]:
-        of_split = registry.metrics_of(calibrated, split)
-        found = measurement.measure(of_split, run.model, run.config, result.params, rows[split])
-        metrics |= {f"{measurement.metric_prefix(split)}{name}": value for name, value in found.items()}
-    return metrics
-
-
-def _calibrated(task: Task, folder: Location, metrics: Mapping[str, float]) -> Task:
-    """The task with the thresholds that were found on dev; they are also written to config.json of its run."""
-    calibrated = task.calibrated(metrics)
+    # The thresholds that were found on dev are used for the other splits, and kept with the run.
+    calibrated = task.calibrated(metrics if "dev" in rows else {})
     if calibrated != task and distributed.is_primary():
-        write_config(folder, dataclasses.replace(read_config(folder), task=to_json(calibrated)))
-    return calibrated
+        write_config(run.workdir, dataclasses.replace(read_config(run.workdir), task=to_json(calibrated)))
+    for split in [name for name in rows if name not in ("train", "dev")]:
+        split_task = registry.metrics_of(calibrated, split)
+        measured = measurement.measure(split_task, run.model, run.config, result.params, rows[split])
+        metrics |= {f"{measurement.metric_prefix(split)}{name}": value for name, value in measured.items()}
+    return metrics

@@ -1,6 +1,6 @@
-"""Writes the vectors of a file's texts as a folder of shards, and resumes if that was interrupted.
+"""Writes the vectors of a file's texts to a folder of shards, and resumes an interrupted run.
 
-DIR.incomplete holds job.json, what the vectors depend on, and the complete shards; the same call skips their texts. The
+DIR.incomplete holds job.json, which describes the run, and the complete shards, whose texts the same call skips. The
 folder appears under its own name when it is complete (law 7), with _manifest.json in the place of job.json.
 """
 
@@ -35,29 +35,26 @@ TEXTS_AT_ONCE = 4096  # encoded and embedded together; it bounds the memory of l
 
 
 def converted(vectors: np.ndarray, dtype: str, flag: str) -> np.ndarray:
-    """The vectors in the dtype that the flag sets; the same array if it has that dtype already.
+    """Converts vectors to the dtype that a flag sets; returns the same array if it has that dtype already.
 
-    Raises UserError for a finite value that becomes infinite.
+    Raises:
+        UserError: A finite value becomes infinite.
     """
     if vectors.dtype == dtype:
         return vectors
     with np.errstate(over="ignore"):
-        found = vectors.astype(dtype)
-    for first in range(0, len(found), TEXTS_AT_ONCE):
+        result = vectors.astype(dtype)
+    # In parts, because the masks of a whole array may not fit in memory next to it.
+    for first in range(0, len(result), TEXTS_AT_ONCE):
         part = slice(first, first + TEXTS_AT_ONCE)
-        if (np.isinf(found[part]) & np.isfinite(vectors[part])).any():
-            raise _too_large(found.dtype, flag)
-    return found
+        check_range(~np.isinf(result[part]) | ~np.isfinite(vectors[part]), result.dtype, flag)
+    return result
 
 
-def check_range(vectors: np.ndarray, flag: str, where: str = "") -> None:
-    """Raises UserError for values that are not finite, since their dtype, which the flag sets, does not hold them."""
-    if not np.isfinite(vectors).all():
-        raise _too_large(vectors.dtype, flag, where)
-
-
-def _too_large(dtype: np.dtype, flag: str, where: str = "") -> UserError:
-    return UserError(f"{where}a value is too large for {dtype}. Use {flag} float32")
+def check_range(in_range: np.ndarray, dtype: Any, flag: str, source: str = "") -> None:
+    """Raises UserError unless all values are in the range of the dtype, which a flag sets."""
+    if not in_range.all():
+        raise UserError(f"{source}a value is too large for {dtype}. Use {flag} float32")
 
 
 def write_vectors(
@@ -70,19 +67,23 @@ def write_vectors(
     dtype: str = "float32",
     shard_size: int = 65536,
 ) -> dict[str, Any]:
-    """Writes a vector of each text, and returns the content of _manifest.json: job, count, width, and the shards.
+    """Writes one vector per text to shards, and returns the content of _manifest.json: job, count, width, shards.
 
-    Shards vectors-00000.npy hold [shard_size, width]; those of Parquet the columns `row`, the number of the text from
-    0, and `embedding`, a list of fixed size. job says what the vectors depend on. Raises UserError if the output
-    exists, if DIR.incomplete is that of another job, for an input without texts, and for an unknown format or dtype.
+    A shard vectors-00000.npy holds [shard_size, width]. One of Parquet has the columns `row`, the text's number from
+    0, and `embedding`, a list of fixed size. `job` describes the run.
+
+    Raises:
+        UserError: The output exists, DIR.incomplete belongs to another job, there are no texts, or an option is
+            unknown or out of range.
     """
-    if format not in FORMATS or dtype not in DTYPES:
-        known = f"{' or '.join(FORMATS)}, and {' or '.join(DTYPES)}"
-        raise UserError(f"--format is {format!r} and --dtype is {dtype!r}; use {known}")
-    if shard_size < 1:
-        raise UserError(f"--shard_size is {shard_size}; use 1 or more texts")
+    if format not in FORMATS or dtype not in DTYPES or shard_size < 1:
+        raise UserError(
+            f"--format is {format!r}, --dtype is {dtype!r} and --shard_size is {shard_size}; use "
+            f"{' or '.join(FORMATS)}, {' or '.join(DTYPES)}, and 1 or more texts"
+        )
     refuse_existing(output)
-    first = list(islice(texts, 1))  # before anything is written, which could only be resumed by the same command
+    # Before anything is written, which only the same command could resume.
+    first = list(islice(texts, 1))
     if not first:
         raise UserError("the input has no texts. Write one on each line")
     texts = chain(first, texts)
@@ -91,45 +92,55 @@ def write_vectors(
     job = {**job, "format": format, "dtype": dtype, "shard_size": shard_size}
     with lock(folder / LOCK):
         _check_job(folder, job)
+        # Shards appear whole, by rename, so that all of those which exist are complete.
         names = sorted(path.name for path in folder.glob(f"vectors-*.{format}"))
-        done = sum(1 for _ in islice(texts, len(names) * shard_size))
-        count, width = done, 0
-        while shard := _embedded(texts, embed, shard_size, dtype):
+        count, width = sum(1 for _ in islice(texts, len(names) * shard_size)), 0
+        while shard := _next_shard(texts, embed, shard_size, dtype):
             name = f"vectors-{len(names):05}.{format}"
             write_atomic(folder / name, _npy(shard) if format == "npy" else _parquet(shard, count))
             names.append(name)
             count, width = count + sum(map(len, shard)), shard[0].shape[1]
             shard.clear()  # before the next one takes as much memory
             print_note(f"{folder / name}: {count} texts so far")
-        manifest = {**job, "count": count, "width": width or _width(folder / names[-1]), "shards": names}
+        if not width:  # an interrupted run had written all shards
+            last = folder / names[-1]
+            width = int(
+                np.load(last, mmap_mode="r").shape[1]
+                if format == "npy"
+                else pq.read_schema(last).field("embedding").type.list_size
+            )
+        manifest = {**job, "count": count, "width": width, "shards": names}
         write_json(folder / MANIFEST, manifest)
         folder.rename(output)
-        for name in (JOB, LOCK):  # afterwards, so that a kill leaves what the same command continues
+        # After the rename, so that the same command can resume if it is killed before.
+        for name in (JOB, LOCK):
             (output / name).unlink(missing_ok=True)
     return manifest
 
 
 def _check_job(folder: Path, job: Mapping[str, Any]) -> None:
+    """Writes job.json to an empty folder; raises UserError for a folder with another job or none."""
     if not (folder / JOB).exists():
         if any(path.name != LOCK for path in folder.iterdir()):
-            raise UserError(f"{folder} exists and is no unfinished output. Move it, or choose another --output")
+            raise UserError(
+                f"{folder} exists and was not left by an interrupted run. Move it, or choose another --output"
+            )
         write_json(folder / JOB, job)
         return
     before = read_json(folder / JOB)
-    if changed := [name for name in job if before.get(name) != job[name]]:
-        if changed[0].endswith(HASH):
-            what = changed[0].removesuffix(HASH)
-            raise UserError(f"{folder} was begun with another {what}. Remove it, or choose another --output")
+    if changed := next((name for name in job if before.get(name) != job[name]), ""):
+        # Hashes tell users nothing, so only their names are shown.
+        values = f"{changed}={before.get(changed)!r}, not {job[changed]!r}"
+        begun = f"another {changed.removesuffix(HASH)}" if changed.endswith(HASH) else values
         raise UserError(
-            f"{folder} was begun with {changed[0]}={before.get(changed[0])!r}, not {job[changed[0]]!r}. Run the same "
-            "command to resume it, or remove it"
+            f"{folder} was begun with {begun}. Remove it, choose another --output, or run the same command to resume it"
         )
 
 
-def _embedded(
+def _next_shard(
     texts: Iterator[Texts], embed: Callable[[Sequence[Texts]], np.ndarray], size: int, dtype: str
 ) -> list[np.ndarray]:
-    """The vectors of the next `size` texts, in parts."""
+    """Embeds the next `size` texts, in parts."""
     parts: list[np.ndarray] = []
     while size and (window := list(islice(texts, min(TEXTS_AT_ONCE, size)))):
         parts.append(converted(embed(window), dtype, "--dtype"))
@@ -138,7 +149,7 @@ def _embedded(
 
 
 def _npy(shard: Sequence[np.ndarray]) -> Iterator[bytes | memoryview]:
-    """The blocks of a file of NumPy, without a copy of the vectors."""
+    """Yields the blocks of a NumPy file, without copying the vectors."""
     shape = (sum(map(len, shard)), shard[0].shape[1])
     header = io.BytesIO()
     about = {"descr": np.lib.format.dtype_to_descr(shard[0].dtype), "fortran_order": False, "shape": shape}
@@ -149,19 +160,13 @@ def _npy(shard: Sequence[np.ndarray]) -> Iterator[bytes | memoryview]:
 
 
 def _parquet(shard: Sequence[np.ndarray], first: int) -> memoryview:
-    """The content of a Parquet file of vectors whose first row has this number."""
+    """Makes a Parquet file whose first row has this number."""
     width, count = shard[0].shape[1], sum(map(len, shard))
     lists = [pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(part.ravel()), width) for part in shard]
     columns = {"row": pyarrow.array(np.arange(first, first + count)), "embedding": pyarrow.chunked_array(lists)}
     content = io.BytesIO()
     pq.write_table(pyarrow.table(columns), content)
     return content.getbuffer()
-
-
-def _width(path: Path) -> int:
-    if path.suffix == ".npy":
-        return int(np.load(path, mmap_mode="r").shape[1])
-    return int(pq.read_schema(path).field("embedding").type.list_size)
 
 
 def embed_file(
@@ -180,20 +185,31 @@ def embed_file(
     average: str = "",
     **settings: Any,
 ) -> dict[str, Any]:
-    """Writes the vectors of the texts of a file to a folder of shards, and returns its manifest .
+    """Embeds the texts in a file to a folder of shards, and returns its manifest.
 
-    settings are those of settings_of. Memory does not depend on the number of texts. An interrupted call is resumed by
-    the same call. Raises UserError as embed, read_stream and write_vectors do.
+    Memory does not depend on the number of texts. If a call is interrupted, the same call resumes it.
+
+    Args:
+        settings: Those of embedder.settings_of.
+
+    Raises:
+        UserError: As in embed, read_stream and write_vectors.
     """
     source, output = Path(source), Path(output)
+    # Mistakes in the input and the output come before the model, which takes longer to open.
     texts = read_stream(source, form, text, text_pair)
     files = input_files(source, form)
     refuse_existing(output)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    found = settings_of(loaded, **settings)
-    if found.pool not in TEXT_POOLS:
-        raise UserError(f"--format {format} is for one vector per text, but --pool is {found.pool}. Use --format npz")
-    model = Embedder(loaded, found, batch_size=batch_size, compute_dtype=compute_dtype)
+    chosen = settings_of(loaded, **settings)
+    if chosen.pool not in TEXT_POOLS:
+        raise UserError(f"--format {format} is for one vector per text, but --pool is {chosen.pool}. Use --format npz")
+    model = Embedder(loaded, chosen, batch_size=batch_size, compute_dtype=compute_dtype)
+    # Paths and steps may be the same for other content, so the content is compared too.
+    parameters = hashlib.sha256(loaded.vocabulary.content_hash.encode())
+    for path in sorted(loaded.params):
+        parameters.update(path.encode() + b"\0")
+        parameters.update(np.ascontiguousarray(loaded.params[path]).data)
     job = {
         "checkpoint": loaded.origin,
         "step": loaded.step,
@@ -201,11 +217,11 @@ def embed_file(
         "input": str(source),
         "input_bytes": sum(file.stat().st_size for file in files if file.exists()),
         f"input{HASH}": _sha256_of_files(files),
-        f"model{HASH}": _sha256_of_model(loaded),
+        f"model{HASH}": parameters.hexdigest(),
         "form": form,
         "columns": [text, text_pair],
         "compute_dtype": compute_dtype,
-        **dataclasses.asdict(found),
+        **dataclasses.asdict(chosen),
     }
     manifest = write_vectors(texts, model.vectors, output, job=job, format=format, dtype=dtype, shard_size=shard_size)
     report_truncated(model, manifest["count"])
@@ -213,10 +229,10 @@ def embed_file(
 
 
 def _sha256_of_files(files: Sequence[Path]) -> str:
-    """The hash of the hashes of files. That of a pipe is random, because what it held cannot be compared."""
     digest = hashlib.sha256()
     for path in files:
         if not path.is_file():
+            # A pipe cannot be read twice, so no run resumes another one that reads a pipe.
             digest.update(os.urandom(8))
             continue
         with path.open("rb") as file:
@@ -224,17 +240,8 @@ def _sha256_of_files(files: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def _sha256_of_model(loaded: LoadedModel) -> str:
-    """The hash of parameters and tokenizer."""
-    digest = hashlib.sha256(loaded.vocabulary.content_hash.encode())
-    for path in sorted(loaded.params):
-        digest.update(path.encode() + b"\0")
-        digest.update(np.ascontiguousarray(loaded.params[path]).data)
-    return digest.hexdigest()
-
-
 def input_files(source: Path, form: str) -> list[Path]:
-    """The files of the input. Prints that they are several."""
+    """Lists the files of an input, and prints a note if there are several."""
     files = files_read(source, form)
     if len(files) > 1:
         for line in measurement.file_remarks(source):

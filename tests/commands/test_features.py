@@ -21,7 +21,7 @@ from bert_jax.model.heads.config import Heads
 from bert_jax.tasks import registry
 from bert_jax.tasks.embedder import embed
 from bert_jax.tasks.features import FeatureOptions, HeadOptions, WordVectors, features, train_head, word_vectors
-from bert_jax.tasks.inference import LayerVectors
+from bert_jax.tasks.inference import Finish, LayerVectors
 from bert_jax.tasks.kinds.tagging import TagRows
 from bert_jax.tokenization.tokenizer import Tokenizer
 
@@ -59,7 +59,7 @@ def test_the_vector_of_a_word_is_that_of_its_first_piece(
 ) -> None:
     rows, texts = encoded(loaded, config)
     names = ["embeddings", "concat_last_4", "2"]
-    found = word_vectors(LayerVectors(loaded, names), {"train": rows["train"]}, tmp_path, max_length=24)
+    found = word_vectors(LayerVectors(loaded, names, Finish()), {"train": rows["train"]}, tmp_path, max_length=24)
     for name in names:
         whole = embed(loaded, texts, layers=name, pool="none")["embeddings"]
         got = found[name]["train"]
@@ -160,7 +160,7 @@ def test_flags_have_the_names_of_other_commands(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UserError, match="stop"):
         main([*line, "--seeds=0,7,9", "--early_stop", "2", "--dtype=float32", "--max_rows=5", "--label=3"])
     [(config, options)] = given
-    assert config.task.label == "3" and options.seed_numbers == (0, 7, 9)
+    assert config.task.label == "3" and options.seeds == (0, 7, 9)
     assert (options.patience, options.feature_dtype, options.max_sentences) == (2, "float32", 5)
     for seeds, said in (("1,x", "neither a number nor several"), ("0", "--seeds is 0")):
         with pytest.raises(UserError, match=said):

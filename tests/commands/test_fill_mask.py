@@ -148,7 +148,7 @@ def test_a_vocabulary_without_a_mask_is_refused(loaded):
 
 def test_a_causal_model_is_refused(tmp_path):
     gpt = random_checkpoint(tmp_path, dataclasses.replace(FAMILIES["gpt"], layers=1), Heads(lm=True))
-    with pytest.raises(UserError, match="is a causal model, which predicts next tokens, not masked ones"):
+    with pytest.raises(UserError, match=r"needs a masked language model, but .* predicts next tokens"):
         fill_mask.fill_mask(gpt, ["the [MASK]"])
 
 
@@ -256,8 +256,8 @@ def test_generation_that_cannot_be_done_is_refused(loaded):
     for new_tokens, options, message in (
         (0, {}, "--generate is 0; use 1 or more tokens"),
         (23, {}, "a text of 25 tokens, with those to generate, does not fit the model's 24 positions"),
-        (5, {"steps": 0}, "--steps is 0; use 1 or more"),
-        (5, {"temperature": 0.0}, r"--temperature is 0\.0; use a number above 0"),
+        (5, {"steps": 0}, "--steps is 0 and --temperature is 1.0; use 1 or more"),
+        (5, {"temperature": 0.0}, r"--temperature is 0\.0; use 1 or more, and a number above 0"),
     ):
         with pytest.raises(UserError, match=message):
             fill_mask.generate(loaded, new_tokens, **options)

@@ -228,7 +228,7 @@ def test_a_model_is_measured_at_another_length(classifier: LoadedModel, tmp_path
         measurement.evaluate(classifier, file, columns=columns, max_length=25)
     export.write(random_checkpoint(tmp_path / "words", odd_config(layers=1)), tmp_path / "pretrained")
     arguments = [f"--checkpoint={tmp_path / 'pretrained'}", f"--data={tmp_path}", "--max_length=16"]
-    with pytest.raises(UserError, match="--max_length is 16, but shards have a length of their own; omit it"):
+    with pytest.raises(UserError, match="the evaluation on shards does not use --max_length; omit it"):
         evaluate.main(arguments)
 
 
@@ -449,7 +449,7 @@ def test_a_checkpoint_that_was_not_fine_tuned_is_refused(tmp_path: Path) -> None
     loaded = random_checkpoint(tmp_path, odd_config(layers=1))
     with pytest.raises(UserError, match="was not fine-tuned for a task"):
         predict(loaded, ["a"])
-    with pytest.raises(UserError, match="give a list of texts"):
+    with pytest.raises(UserError, match="expected a list of texts"):
         predict(loaded, "a")
 
 

@@ -37,7 +37,7 @@ def source_of(rows: TaskRows, batch_size: int, seed: int = 0, **more: int) -> Ta
     return TaskSource(rows, batch_size=batch_size, seed=seed, lengths=lengths, **more)
 
 
-def test_a_batch_is_a_function_of_seed_and_step() -> None:
+def test_a_batch_is_a_function_of_seed_and_step():
     rows = rows_of(23)
     one, again, other = source_of(rows, 8), source_of(rows, 8), source_of(rows, 8, seed=1)
     again.batch(7)
@@ -57,9 +57,7 @@ def test_a_batch_is_a_function_of_seed_and_step() -> None:
     over=st.integers(0, 20),
     seed=st.integers(0, 99),
 )
-def test_a_pool_holds_the_rows_of_the_chain_by_length(
-    count: int, batch_size: int, pool: int, over: int, seed: int
-) -> None:
+def test_a_pool_holds_the_rows_of_the_chain_by_length(count, batch_size, pool, over, seed):
     rows = rows_of(count)
     steps = 2 * pool + over
     plain = source_of(rows, batch_size, seed, steps=steps)
@@ -77,7 +75,7 @@ def test_a_pool_holds_the_rows_of_the_chain_by_length(
     np.testing.assert_array_equal(one.indices(steps + 3), one.indices(steps + 3))
 
 
-def test_batches_of_a_pool_come_in_no_order_of_length() -> None:
+def test_batches_of_a_pool_come_in_no_order_of_length():
     rows = rows_of(400)
     source = source_of(rows, 4, pool=50)
     longest = [rows.lengths[source.indices(step)].max() for step in range(50)]
@@ -85,7 +83,7 @@ def test_batches_of_a_pool_come_in_no_order_of_length() -> None:
 
 
 @given(count=st.integers(1, 40), batch_size=st.integers(1, 50), epochs=st.integers(1, 4))
-def test_every_epoch_holds_each_row_once_and_no_tail_is_dropped(count: int, batch_size: int, epochs: int) -> None:
+def test_every_epoch_holds_each_row_once_and_no_tail_is_dropped(count, batch_size, epochs):
     source = source_of(rows_of(count), batch_size)
     steps = -(-count * epochs // batch_size)
     seen = np.concatenate([source.indices(step) for step in range(steps)])
@@ -93,12 +91,12 @@ def test_every_epoch_holds_each_row_once_and_no_tail_is_dropped(count: int, batc
         assert sorted(seen[epoch * count : (epoch + 1) * count]) == list(range(count))
 
 
-def test_epochs_are_in_different_orders() -> None:
+def test_epochs_are_in_different_orders():
     source = source_of(rows_of(40), 40)
     assert (source.indices(0) != source.indices(1)).any()
 
 
-def test_a_slice_of_rows_is_that_slice_of_the_whole_batch() -> None:
+def test_a_slice_of_rows_is_that_slice_of_the_whole_batch():
     source = source_of(rows_of(23), 8)
     for step in range(4):
         whole, part = source.batch(step), source.batch(step, slice(2, 5))
@@ -106,7 +104,7 @@ def test_a_slice_of_rows_is_that_slice_of_the_whole_batch() -> None:
             np.testing.assert_array_equal(left[2:5], right)
 
 
-def test_a_batch_is_padded_to_the_smallest_length_that_holds_it() -> None:
+def test_a_batch_is_padded_to_the_smallest_length_that_holds_it():
     rows = rows_of(60)
     source = source_of(rows, 3)
     lengths = best_lengths(rows.lengths, MAX_LENGTH)
@@ -119,9 +117,7 @@ def test_a_batch_is_padded_to_the_smallest_length_that_holds_it() -> None:
 
 @settings(max_examples=40)
 @given(count=st.integers(1, 40), batch_size=st.integers(1, 20), pool=st.integers(1, 9), steps=st.integers(0, 30))
-def test_the_first_steps_of_each_length_have_different_lengths(
-    count: int, batch_size: int, pool: int, steps: int
-) -> None:
+def test_the_first_steps_of_each_length_have_different_lengths(count, batch_size, pool, steps):
     source = source_of(rows_of(count), batch_size, pool=pool, steps=steps)
     first = source.first_of_each_length()
     found = [source.batch(step).input_ids.shape[1] for step in first]
@@ -130,7 +126,7 @@ def test_the_first_steps_of_each_length_have_different_lengths(
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(23, 8), (3, 8), (16, 8)])
-def test_evaluation_sees_each_row_once_and_fillers_weigh_nothing(count: int, batch_size: int) -> None:
+def test_evaluation_sees_each_row_once_and_fillers_weigh_nothing(count, batch_size):
     seen = []
     for indices, batch in sorted_batches(rows_of(count), batch_size, MAX_LENGTH):
         assert len(indices) == len(batch.labels) == batch_size
@@ -143,7 +139,7 @@ def test_evaluation_sees_each_row_once_and_fillers_weigh_nothing(count: int, bat
     assert sorted(seen) == list(range(count))
 
 
-def test_spans_are_counted_out() -> None:
+def test_spans_are_counted_out():
     assert spans(np.array([5, 0, 9]), np.array([2, 0, 3])).tolist() == [5, 6, 9, 10, 11]
 
 
@@ -154,9 +150,7 @@ def test_spans_are_counted_out() -> None:
     passes=st.floats(0.1, 9),
     each=st.sampled_from([0, 0, 5, 60, 400]),
 )
-def test_no_other_choice_of_lengths_costs_less(
-    lengths: np.ndarray, max_length: int, shapes: int, passes: float, each: int
-) -> None:
+def test_no_other_choice_of_lengths_costs_less(lengths, max_length, shapes, passes, each):
     lengths = np.minimum(lengths, max_length)
     found = best_lengths(lengths, max_length, shapes, passes=passes, price=float(each))
 
@@ -169,7 +163,7 @@ def test_no_other_choice_of_lengths_costs_less(
     assert cost(found) == pytest.approx(min(map(cost, every)))
 
 
-def test_a_short_run_of_a_small_model_has_few_lengths_and_a_long_one_many() -> None:
+def test_a_short_run_of_a_small_model_has_few_lengths_and_a_long_one_many():
     lengths = np.random.default_rng(0).gamma(4, 8, 4000).astype(int) + 3
 
     def price_of(preset: str, platform: str) -> float:

@@ -83,7 +83,7 @@ def gradient(params: dict, batch: TaskBatch) -> tuple[jax.Array, dict]:
     return jax.value_and_grad(loss)(params)
 
 
-def test_a_row_holds_a_sequence_for_each_choice(letters: Tokenizer, rows: ChoiceRows) -> None:
+def test_a_row_holds_a_sequence_for_each_choice(letters, rows):
     batch = rows.batch(np.array([1, 2, -1]), 10)
     assert batch.input_ids.shape == (3, 3 * 10)
     first, second, third = batch.input_ids[0].reshape(3, 10)
@@ -100,19 +100,19 @@ def test_a_row_holds_a_sequence_for_each_choice(letters: Tokenizer, rows: Choice
     assert rows.lengths.tolist() == [8, 10, 7] and TASK.describe(rows).counts == {"choices": 7, "empty_texts": 0}
 
 
-def test_max_length_is_of_one_choice_and_cuts_the_longer_part(letters: Tokenizer) -> None:
+def test_max_length_is_of_one_choice_and_cuts_the_longer_part(letters):
     rows = replace(TASK, max_length=8).encode(split_of(ITEMS), letters)
     assert rows.lengths.max() == 8 and rows.truncated == 1  # of both choices of an item
     assert letters.tokens(rows.batch(np.array([1]), 8).input_ids[0, :8]) == ["[CLS]", *"hij", "[SEP]", *"lm", "[SEP]"]
 
 
-def test_an_empty_context_is_counted_and_reported(letters: Tokenizer) -> None:
+def test_an_empty_context_is_counted_and_reported(letters):
     rows = TASK.encode(split_of([(" ", "", ("b", "c"), "0"), ITEMS[0]]), letters)
     assert TASK.describe(rows).counts == {"choices": 5, "empty_texts": 1}
     assert TASK.describe(rows).remarks == ["train.jsonl: 1 of 2 items have an empty context"]
 
 
-def test_scores_and_loss_are_those_of_berts_published_head(tmp_path: Path) -> None:
+def test_scores_and_loss_are_those_of_berts_published_head(tmp_path):
     golden = open_golden("bert_choices", tmp_path)
     count, choices, length = golden.arrays["inputs/input_ids"].shape
     plain = task_batch({name: array.reshape(-1, length) for name, array in golden.arrays.items() if array.ndim == 3})
@@ -137,7 +137,7 @@ def test_scores_and_loss_are_those_of_berts_published_head(tmp_path: Path) -> No
     assert_close(loss, golden.output("loss"), "loss")
 
 
-def test_the_loss_is_over_the_choices_that_are_there(rows: ChoiceRows) -> None:
+def test_the_loss_is_over_the_choices_that_are_there(rows):
     batch = rows.batch(np.array([0, 1, 2]), 10)
     scores = np.asarray(scores_of(TASK, params(), batch))
     assert (scores[~batch.labels.present] == np.float32(IMPOSSIBLE)).all()
@@ -146,16 +146,14 @@ def test_the_loss_is_over_the_choices_that_are_there(rows: ChoiceRows) -> None:
     assert float(gradient(params(), batch)[0]) == pytest.approx(np.mean(wanted), rel=1e-5)
 
 
-def test_padding_and_fillers_change_neither_loss_nor_gradient(rows: ChoiceRows) -> None:
+def test_padding_and_fillers_change_neither_loss_nor_gradient(rows):
     plain, padded = rows.batch(np.array([0, 1, 2]), 10), rows.batch(np.array([0, 1, 2, -1, -1]), 16)
-    for left, right in zip(
-        jax.tree.leaves(gradient(params(), plain)), jax.tree.leaves(gradient(params(), padded)), strict=True
-    ):
-        np.testing.assert_allclose(left, right, atol=2e-6)
+    pair = gradient(params(), plain), gradient(params(), padded)
+    jax.tree.map(lambda left, right: np.testing.assert_allclose(left, right, atol=2e-6), *pair)
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_choices_in_another_order_have_the_same_scores(letters: Tokenizer, pooling: str) -> None:
+def test_choices_in_another_order_have_the_same_scores(letters, pooling):
     task, order = replace(TASK, pooling=pooling), [2, 0, 1]
     moved = [(*item[:2], tuple(item[2][place] for place in order), "0") for item in (ITEMS[0], ITEMS[2])]
     first = task.encode(split_of([ITEMS[0], ITEMS[2]]), letters).batch(np.array([0, 1]), 12)
@@ -166,7 +164,7 @@ def test_choices_in_another_order_have_the_same_scores(letters: Tokenizer, pooli
 
 
 @pytest.mark.slow
-def test_each_device_keeps_its_own_items(rows: ChoiceRows) -> None:
+def test_each_device_keeps_its_own_items(rows):
     """Rows become sequences without a device asking another, and the loss is that of one device."""
     batch = rows.batch(np.array([0, 1, 2, 0, 1, 2, 1, 2]), 12)
     mesh = sharding.make_mesh(MeshConfig())
@@ -179,7 +177,7 @@ def test_each_device_keeps_its_own_items(rows: ChoiceRows) -> None:
     assert float(loss) == pytest.approx(float(gradient(params(), batch)[0]), rel=1e-5)
 
 
-def test_answers_are_measured_and_returned(rows: ChoiceRows) -> None:
+def test_answers_are_measured_and_returned(rows):
     answers = [np.array([0.0, 1.0, -1.0]), np.array([0.0, 1.0, IMPOSSIBLE]), np.array([2.0, IMPOSSIBLE, 3.0])]
     assert TASK.measure(rows, answers) == {"accuracy": pytest.approx(2 / 3)}
     told = TASK.predictions(rows, answers)
@@ -202,7 +200,7 @@ def json_lines(path: Path, records: list[dict]) -> Path:
     return path
 
 
-def test_swag_is_read_as_published(tmp_path: Path) -> None:
+def test_swag_is_read_as_published(tmp_path):
     folder = tmp_path / "swag"
     folder.mkdir()
     (folder / "train.csv").write_text(SWAG)
@@ -217,17 +215,15 @@ def test_swag_is_read_as_published(tmp_path: Path) -> None:
     assert not test.labelled and test.items[0].choices == endings
 
 
-def test_copa_asks_for_the_cause_or_the_effect(tmp_path: Path) -> None:
+def test_copa_asks_for_the_cause_or_the_effect(tmp_path):
     folder = tmp_path / "COPA"
     folder.mkdir()
     for name, records in (("train", COPA), ("val", COPA), ("test", [record | {"label": None} for record in COPA])):
         json_lines(folder / f"{name}.jsonl", records)
     task, files = registry.resolve(AutoTaskConfig(name="copa", data_dir=str(tmp_path)))
     split = registry.read(task, files["train"])
-    assert [item.context for item in split.items] == [
-        "It rained. What happened as a RESULT?",
-        "I fell. What was the CAUSE of this?",
-    ]
+    contexts = ["It rained. What happened as a RESULT?", "I fell. What was the CAUSE of this?"]
+    assert [item.context for item in split.items] == contexts
     parsed = task.parse(Path("in"), [InputRecord(2, COPA[1])]).items[0]
     assert split.items[1] == parsed._replace(label="1", numbered=True)
     assert not registry.read(task, files["test"], label_required=False).labelled
@@ -240,16 +236,10 @@ def own(path: Path, **columns: str) -> Split[MultipleChoice]:
     return registry.read(task, files["train"])
 
 
-def test_own_items_have_a_list_of_choices_or_columns_of_them(tmp_path: Path, letters: Tokenizer) -> None:
-    listed = json_lines(
-        tmp_path / "own.jsonl",
-        [
-            {"context": "a", "options": ["b", "c", "d"], "right": 2},
-            {"context": "a", "options": ["b", "c"], "right": "B"},
-            {"context": "a", "options": ["b", "c"], "right": "b"},
-        ],
-    )
-    split = own(listed, choices=("options",))
+def test_own_items_have_a_list_of_choices_or_columns_of_them(tmp_path, letters):
+    given = (("bcd", 2), ("bc", "B"), ("bc", "b"))
+    records = [{"context": "a", "options": [*options], "right": right} for options, right in given]
+    split = own(json_lines(tmp_path / "own.jsonl", records), choices=("options",))
     assert TASK.encode(split, letters).labels.tolist() == [2, 1, 0]
     columns = tmp_path / "own.tsv"
     columns.write_text("context\tone\ttwo\tthree\tright\na\tb\tc\t\t1\na\tb\tc\td\t2\n")
@@ -267,9 +257,7 @@ def test_own_items_have_a_list_of_choices_or_columns_of_them(tmp_path: Path, let
         (["1", "0", "x"], ["1", "2"], [1, 2]),  # 2 is no text, so all are indices
     ],
 )
-def test_labels_are_texts_if_all_of_a_file_are_and_else_indices_if_all_can_be(
-    letters: Tokenizer, choices: list[str], labels: list[str], expected: list[int]
-) -> None:
+def test_labels_are_texts_if_all_of_a_file_are_and_else_indices_if_all_can_be(letters, choices, labels, expected):
     split = split_of([("a", "", tuple(choices), label) for label in labels])
     assert TASK.encode(split, letters).labels.tolist() == expected
 
@@ -288,19 +276,17 @@ def test_labels_are_texts_if_all_of_a_file_are_and_else_indices_if_all_can_be(
         ),
     ],
 )
-def test_a_label_that_is_no_choice_or_could_be_two_is_refused(letters: Tokenizer, items: list, said: str) -> None:
+def test_a_label_that_is_no_choice_or_could_be_two_is_refused(letters, items, said):
     with pytest.raises(UserError, match=said):
         TASK.encode(split_of([("a", "", *item) for item in items]), letters)
 
 
 def numbers_of(path: Path, *labels: int | str) -> Split[MultipleChoice]:
-    choices = ["1", "2", "3", "4"]
-    return own(
-        json_lines(path, [{"context": "a", "options": choices, "right": one} for one in labels]), choices=("options",)
-    )
+    records = [{"context": "a", "options": ["1", "2", "3", "4"], "right": label} for label in labels]
+    return own(json_lines(path, records), choices=("options",))
 
 
-def test_numbers_are_indices_whatever_the_choices(tmp_path: Path, letters: Tokenizer) -> None:
+def test_numbers_are_indices_whatever_the_choices(tmp_path, letters):
     """All of 1, 2 and 3 are the text of a choice, too; 0 and 1.0 are none."""
     for labels in ((1, 2, 3), (0, 1.0, 3)):
         split = numbers_of(tmp_path / "own.jsonl", *labels)
@@ -309,7 +295,7 @@ def test_numbers_are_indices_whatever_the_choices(tmp_path: Path, letters: Token
         TASK.encode(numbers_of(tmp_path / "own.jsonl", 1, 2, 4), letters)
 
 
-def test_the_training_file_decides_what_labels_of_other_files_are(tmp_path: Path, letters: Tokenizer) -> None:
+def test_the_training_file_decides_what_labels_of_other_files_are(tmp_path, letters):
     train, dev = (numbers_of(tmp_path / name, *labels) for name, labels in (("a.jsonl", "013"), ("b.jsonl", "123")))
     for first, second, expected in ((train, dev, [1, 2, 3]), (dev, train, None)):
         task = TASK.complete(first)
@@ -317,15 +303,13 @@ def test_the_training_file_decides_what_labels_of_other_files_are(tmp_path: Path
         if expected:
             assert task.encode(second, letters).labels.tolist() == expected
             continue
-        with pytest.raises(
-            UserError, match=r"b?a.jsonl line 2: label '1' is the text of choice 0 \(from 0\), and as an"
-        ):
+        with pytest.raises(UserError, match=r"b?a.jsonl line 2: label '1' is the text of choice 0 \(from 0\), and as"):
             task.encode(second, letters)  # texts, of which 0 is none
     mixed = numbers_of(tmp_path / "own.jsonl", "4", 1)
     assert TASK.complete(dev).encode(mixed, letters).labels.tolist() == [3, 1]
 
 
-def test_accuracy_is_the_only_metric_of_training_but_runs_that_record_others_still_open(letters: Tokenizer) -> None:
+def test_accuracy_is_the_only_metric_of_training_but_runs_that_record_others_still_open(letters):
     recorded = replace(TASK, metrics=("accuracy", "macro_f1"))
     rows = recorded.encode(split_of(ITEMS), letters)
     assert recorded.measure(rows, [np.eye(3)[label] for label in rows.labels]) == {"accuracy": 1.0, "macro_f1": 1.0}
@@ -346,22 +330,20 @@ def test_accuracy_is_the_only_metric_of_training_but_runs_that_record_others_sti
         ({"right": "z"}, "line 1: label 'z' is not one of its 2 choices"),
     ],
 )
-def test_an_invalid_item_is_refused_with_file_and_line(
-    tmp_path: Path, letters: Tokenizer, record: dict, said: str
-) -> None:
+def test_an_invalid_item_is_refused_with_file_and_line(tmp_path, letters, record, said):
     whole = {"context": "a", "options": ["b", "c"], "right": 0} | record
     with pytest.raises(UserError, match=said):
         TASK.encode(own(json_lines(tmp_path / "own.jsonl", [whole]), choices=("options",)), letters)
 
 
-def test_a_table_needs_the_columns_of_all_choices(tmp_path: Path) -> None:
+def test_a_table_needs_the_columns_of_all_choices(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text("context,choices,right\na,b,0\n")
     with pytest.raises(UserError, match=r"task.choices names one column, 'choices'. Name one column for each choice"):
         own(path)
 
 
-def test_what_is_to_be_predicted_is_a_line_of_parts_or_an_object() -> None:
+def test_what_is_to_be_predicted_is_a_line_of_parts_or_an_object():
     records = [InputRecord(1, "a b\tc\td"), InputRecord(2, {"context": "a b", "choices": ["c", "d"]})]
     first, second = TASK.parse(Path("in"), records).items
     assert first == second._replace(line=1) == MultipleChoice("a b", "", ("c", "d"), None, 1)
@@ -370,7 +352,7 @@ def test_what_is_to_be_predicted_is_a_line_of_parts_or_an_object() -> None:
 
 
 @pytest.mark.slow
-def test_it_learns_from_scratch(tmp_path: Path, letters: Tokenizer) -> None:
+def test_it_learns_from_scratch(tmp_path, letters):
     """The right choice is the one that ends in a vowel."""
     draw = np.random.default_rng(0)
     for name, count in (("train", 256), ("dev", 64)):

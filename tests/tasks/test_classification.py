@@ -37,7 +37,6 @@ from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import Example, LabelSet, Split
 from bert_jax.tasks.runs import prepare
 from bert_jax.tokenization import tokenizer as tokenizer_lib
-from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.workdir import read_config
 
 letters = tiny_finetuning.letters  # a fixture
@@ -50,7 +49,7 @@ def split_of(*items: tuple[str, str | None, str | None]) -> Split[Example]:
     return Split(Path("train.tsv"), examples, labelled=items[0][2] is not None)
 
 
-def test_a_pair_is_cls_text_sep_pair_sep_with_the_pair_in_segment_1(letters: Tokenizer) -> None:
+def test_a_pair_is_cls_text_sep_pair_sep_with_the_pair_in_segment_1(letters):
     rows = TASK.encode(split_of(("a b", "c d e", "yes"), ("f", "g", "no")), letters)
     batch = rows.batch(np.array([0, 1, -1]), 10)
     tokens = [letters.tokens(row) for row in batch.input_ids]
@@ -64,13 +63,13 @@ def test_a_pair_is_cls_text_sep_pair_sep_with_the_pair_in_segment_1(letters: Tok
     assert not batch.sequence_ids[2].any()
 
 
-def test_a_single_text_is_cls_text_sep(letters: Tokenizer) -> None:
+def test_a_single_text_is_cls_text_sep(letters):
     rows = TASK.encode(split_of(("ab", None, None), ("", None, None)), letters)
     assert letters.tokens(rows.input_ids) == ["[CLS]", "a", "##b", "[SEP]", "[CLS]", "[SEP]"]
     assert rows.label_weights.tolist() == [0, 0]
 
 
-def test_special_tokens_in_a_text_are_text(letters: Tokenizer) -> None:
+def test_special_tokens_in_a_text_are_text(letters):
     rows = TASK.encode(split_of(("a [SEP] b", None, "yes")), letters)
     assert (rows.input_ids == letters.sep_id).sum() == 1
 
@@ -85,12 +84,12 @@ def by_hand(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(4, 30))
-def test_the_longer_text_is_cut_first(first: int, second: int, room: int) -> None:
+def test_the_longer_text_is_cut_first(first, second, room):
     kept = rows.truncated_lengths(np.array([first]), np.array([second]), room)
     assert (int(kept[0][0]), int(kept[1][0])) == by_hand(first, second, room)
 
 
-def test_cut_lengths_equal_those_of_hugging_face_tokenizers(letters: Tokenizer) -> None:
+def test_cut_lengths_equal_those_of_hugging_face_tokenizers(letters):
     from tokenizers import Tokenizer as Library
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
@@ -105,7 +104,7 @@ def test_cut_lengths_equal_those_of_hugging_face_tokenizers(letters: Tokenizer) 
             assert (int(kept[0][0]), int(kept[1][0])) == (ids.count(0), ids.count(1)), (room, first, second)
 
 
-def test_cut_examples_are_counted_and_keep_both_separators(letters: Tokenizer) -> None:
+def test_cut_examples_are_counted_and_keep_both_separators(letters):
     long = " ".join("abcdefghijklmno")
     rows = TASK.encode(split_of((long, "a b", "yes"), ("a", "b", "no"), ("a", long, "no")), letters)
     assert rows.truncated == 2
@@ -115,7 +114,7 @@ def test_cut_examples_are_counted_and_keep_both_separators(letters: Tokenizer) -
     assert ((batch.input_ids == letters.sep_id).sum(axis=1) == 2).all()
 
 
-def test_pairs_are_joined_and_cut_as_in_the_library_with_roberta_s_vocabulary(tmp_path: Path) -> None:
+def test_pairs_are_joined_and_cut_as_in_the_library_with_roberta_s_vocabulary(tmp_path):
     words = tokenizer_lib.load(byte_pairs(tmp_path / "vocabulary", ["a b"]))
     words.save(tmp_path / "saved")
     library = tokenizers.Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json"))
@@ -129,7 +128,7 @@ def test_pairs_are_joined_and_cut_as_in_the_library_with_roberta_s_vocabulary(tm
     np.testing.assert_array_equal(embedder.encode(examples, words, 12, by_word=False).rows.input_ids, rows.input_ids)
 
 
-def test_labels_come_from_the_training_file_in_order() -> None:
+def test_labels_come_from_the_training_file_in_order():
     numbers = split_of(("a", None, "10"), ("b", None, "9"), ("c", None, "-1"))
     assert replace(TASK, labels=(), metrics=()).complete(numbers).labels == ("-1", "9", "10")
     words = replace(TASK, labels=(), metrics=()).complete(split_of(("a", None, "b"), ("b", None, "a")))
@@ -137,27 +136,25 @@ def test_labels_come_from_the_training_file_in_order() -> None:
     assert TASK.complete(numbers) == TASK
 
 
-def test_an_unknown_label_is_refused_with_file_and_line(letters: Tokenizer) -> None:
-    with pytest.raises(
-        UserError, match=r"train.tsv line 3: unknown label 'perhaps'; the task's labels are: 'no', 'yes'"
-    ):
+def test_an_unknown_label_is_refused_with_file_and_line(letters):
+    with pytest.raises(UserError, match=r"train.tsv line 3: unknown label 'perhaps'; .* labels are: 'no', 'yes'"):
         TASK.encode(split_of(("a", None, "yes"), ("b", None, "perhaps")), letters)
 
 
 @pytest.mark.parametrize("score", ["", "nan", "high", "inf", "1e39"])
-def test_a_score_that_is_no_number_is_refused_with_file_and_line(letters: Tokenizer, score: str) -> None:
+def test_a_score_that_is_no_number_is_refused_with_file_and_line(letters, score):
     task = RegressionTask("own", max_length=12)
     with pytest.raises(UserError, match=f"train.tsv line 3: '{score}' is not a number"):
         task.encode(split_of(("a", None, "2.5"), ("b", None, score)), letters)
 
 
-def test_empty_texts_are_counted_and_reported(letters: Tokenizer) -> None:
+def test_empty_texts_are_counted_and_reported(letters):
     rows = TASK.encode(split_of(("", "a", "yes"), ("a", " \t", "no"), ("a", "b", "no")), letters)
     assert TASK.describe(rows).counts == {"empty_texts": 2} and rows.lengths.tolist() == [4, 4, 5]
     assert measurement.remarks(rows, TASK) == ["train.tsv: 2 of 3 examples have an empty text"]
 
 
-def test_truncated_and_skipped_texts_are_reported(letters: Tokenizer) -> None:
+def test_truncated_and_skipped_texts_are_reported(letters):
     long = " ".join("abcdefghijklmno")
     split = replace(split_of((long, "a b", "yes"), ("a", "b", "no")), left_out=3)
     assert measurement.remarks(TASK.encode(split, letters), TASK) == [
@@ -170,9 +167,7 @@ def test_truncated_and_skipped_texts_are_reported(letters: Tokenizer) -> None:
     ("metrics", "end"),
     [(("matthews_correlation", "accuracy"), ", so matthews_correlation is undefined"), (("accuracy",), "")],
 )
-def test_equal_labels_are_reported_with_the_undefined_metrics(
-    letters: Tokenizer, metrics: tuple[str, ...], end: str
-) -> None:
+def test_equal_labels_are_reported_with_the_undefined_metrics(letters, metrics, end):
     task = replace(TASK, metrics=metrics)
     rows = task.encode(split_of(("a", "b", "no"), ("b", "c", "no")), letters)
     assert task.describe(rows).remarks == [f"train.tsv: every label is 'no'{end}"]
@@ -181,7 +176,7 @@ def test_equal_labels_are_reported_with_the_undefined_metrics(
     assert undefined == ({"matthews_correlation"} if end else set())
 
 
-def test_scores_are_read_as_they_are(letters: Tokenizer) -> None:
+def test_scores_are_read_as_they_are(letters):
     task = RegressionTask("own", max_length=12)
     rows = task.encode(split_of(("a", "b", "2.5"), ("b", "c", "0")), letters)
     assert rows.labels.dtype == np.float32 and rows.labels.tolist() == [2.5, 0.0]
@@ -190,7 +185,7 @@ def test_scores_are_read_as_they_are(letters: Tokenizer) -> None:
     assert named.measure(rows, list(outputs)) == {"pearson": pytest.approx(1.0)}
 
 
-def test_a_classification_needs_labels_that_differ_and_repeat() -> None:
+def test_a_classification_needs_labels_that_differ_and_repeat():
     unlabelled = replace(TASK, labels=())
     with pytest.raises(UserError, match="every label is 'a'"):
         unlabelled.complete(split_of(("x", None, "a"), ("y", None, "a")))
@@ -212,9 +207,7 @@ def test_a_classification_needs_labels_that_differ_and_repeat() -> None:
         ("regression", "0", ["a,1.5", "b,2"], False),
     ],
 )
-def test_a_header_under_numbered_columns_is_reported(
-    letters: Tokenizer, tmp_path: Path, kind: str, text: str, lines: list[str], looks: bool
-) -> None:
+def test_a_header_under_numbered_columns_is_reported(letters, tmp_path, kind, text, lines, looks):
     path = tmp_path / "train.csv"
     path.write_text("\n".join(lines) + "\n")
     task = TaskConfig.kinds[kind](train=str(path), text=text, label="1", max_length=12)
@@ -248,7 +241,7 @@ def json_lines(path: Path) -> Path:
     return path
 
 
-def test_label_sets_are_lists_or_separated_by_commas_or_columns(tmp_path: Path) -> None:
+def test_label_sets_are_lists_or_separated_by_commas_or_columns(tmp_path):
     assert sets_of(json_lines(tmp_path / "a.jsonl")) == SETS
     tsv = ["text\tlabels", *(f"{text}\t{','.join(labels)}" for text, labels in zip(TEXTS, SETS, strict=True))]
     (tmp_path / "a.tsv").write_text("\n".join(tsv) + "\n")
@@ -263,7 +256,7 @@ def test_label_sets_are_lists_or_separated_by_commas_or_columns(tmp_path: Path) 
     assert sets_of(tmp_path / "a.parquet")[2] == ("0", "2")
 
 
-def test_lists_may_be_written_in_brackets_as_pandas_does(tmp_path: Path) -> None:
+def test_lists_may_be_written_in_brackets_as_pandas_does(tmp_path):
     for name, write in (("python", str), ("json", json.dumps)):
         lines = ["text\tlabels", *(f"{text}\t{write(list(one))}" for text, one in zip(TEXTS, SETS, strict=True))]
         (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
@@ -274,14 +267,14 @@ def test_lists_may_be_written_in_brackets_as_pandas_does(tmp_path: Path) -> None
     assert sets_of(tmp_path / "numbers.tsv", names=LABELS) == [("joy", "fear")]
 
 
-def test_labels_that_are_themselves_in_brackets_are_separated_by_commas(tmp_path: Path) -> None:
+def test_labels_that_are_themselves_in_brackets_are_separated_by_commas(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("text\tlabels\na\t[other]\nb\t[a], [b]\nc\t[1], [2]\nd\tjoy\ne\t{}\n")
     assert sets_of(path) == [("[other]",), ("[a]", "[b]"), ("[1]", "[2]"), ("joy",), ("{}",)]
 
 
 @pytest.mark.parametrize("withheld", ["", "-1"])
-def test_several_columns_without_a_value_are_unlabelled(tmp_path: Path, withheld: str) -> None:
+def test_several_columns_without_a_value_are_unlabelled(tmp_path, withheld):
     path, columns = tmp_path / "test.csv", Columns("text", label="joy,anger")
     path.write_text(f"text,joy,anger\na,{withheld},{withheld}\nb,{withheld},{withheld}\n")
     split = read_label_sets(path, columns, False)
@@ -305,13 +298,13 @@ def test_several_columns_without_a_value_are_unlabelled(tmp_path: Path, withheld
         ("text\tx\na\t1\n", "", "task.label is not set"),
     ],
 )
-def test_malformed_label_sets_are_refused(tmp_path: Path, content: str, label: str, said: str) -> None:
+def test_malformed_label_sets_are_refused(tmp_path, content, label, said):
     (tmp_path / "a.tsv").write_text(content)
     with pytest.raises(UserError, match=said):
         sets_of(tmp_path / "a.tsv", label)
 
 
-def test_the_metrics_follow_their_definitions() -> None:
+def test_the_metrics_follow_their_definitions():
     draw = np.random.default_rng(0)
     truth, shares = draw.random((40, 4)) < 0.4, np.round(draw.random((40, 4)), 1)  # with ties
     truth[:, 3] = False
@@ -337,7 +330,7 @@ def test_the_metrics_follow_their_definitions() -> None:
     assert np.isnan(multilabel_metrics(("auroc",), truth[:, 3:], shares[:, 3:], predicted[:, 3:])["auroc"])
 
 
-def test_each_label_has_the_threshold_with_its_best_f1() -> None:
+def test_each_label_has_the_threshold_with_its_best_f1():
     draw = np.random.default_rng(1)
     for _ in range(50):
         shares, truth = np.round(draw.random(12), 1), draw.random(12) < 0.4
@@ -352,7 +345,7 @@ def test_each_label_has_the_threshold_with_its_best_f1() -> None:
         assert f1(found) == pytest.approx(max(map(f1, np.linspace(0, 1, 41))))
 
 
-def test_thresholds_are_calibrated_on_dev_and_used_afterwards(tmp_path: Path) -> None:
+def test_thresholds_are_calibrated_on_dev_and_used_afterwards(tmp_path):
     data, columns = json_lines(tmp_path / "dev.jsonl"), Columns("text", label="labels")
     model = model_of(tmp_path, metrics=["macro_f1", "micro_f1"])
     in_training = FineTuned(model, columns=columns)
@@ -370,7 +363,7 @@ def test_thresholds_are_calibrated_on_dev_and_used_afterwards(tmp_path: Path) ->
         assert one["labels"] == chosen and one["label_scores"] == [one["scores"][label] for label in chosen]
 
 
-def test_without_thresholds_a_file_is_measured_by_what_is_predicted(tmp_path: Path) -> None:
+def test_without_thresholds_a_file_is_measured_by_what_is_predicted(tmp_path):
     data, columns = json_lines(tmp_path / "dev.jsonl"), Columns("text", label="labels")
     model = model_of(tmp_path, metrics=["micro_f1"])
     found = measurement.evaluate(model, data, columns=columns).metrics
@@ -388,7 +381,7 @@ def test_without_thresholds_a_file_is_measured_by_what_is_predicted(tmp_path: Pa
     assert found["task_loss"] == pytest.approx(np.mean(losses), rel=1e-5)  # torch's BCEWithLogitsLoss
 
 
-def test_a_model_that_has_diverged_is_measured_and_reported(tmp_path: Path) -> None:
+def test_a_model_that_has_diverged_is_measured_and_reported(tmp_path):
     data, model = json_lines(tmp_path / "dev.jsonl"), model_of(tmp_path, metrics=["micro_f1", "auroc", "micro_auroc"])
     nowhere = {path: np.full_like(value, np.nan) for path, value in model.params.items()}
     columns = Columns("text", label="labels")
@@ -398,7 +391,7 @@ def test_a_model_that_has_diverged_is_measured_and_reported(tmp_path: Path) -> N
     assert not any("NaN" in line for line in measurement.evaluate(model, data, columns=columns).remarks)
 
 
-def test_the_hugging_face_layout_says_that_labels_are_independent(tmp_path: Path) -> None:
+def test_the_hugging_face_layout_says_that_labels_are_independent(tmp_path):
     model = model_of(tmp_path, thresholds=[0.2, 0.4, 0.6])
     huggingface_export.write(model, tmp_path / "hf")
     config = tmp_path / "hf" / "config.json"
@@ -411,16 +404,13 @@ def test_the_hugging_face_layout_says_that_labels_are_independent(tmp_path: Path
     assert registry.task_of(published).threshold == 0.5  # never calibrated on the file that is measured
 
 
-def test_labels_are_sorted_or_in_the_order_of_columns_and_keep_their_names(tmp_path: Path) -> None:
+def test_labels_are_sorted_or_in_the_order_of_columns_and_keep_their_names(tmp_path):
     split = Split(Path("a.tsv"), tuple(LabelSet("a", None, labels, 1) for labels in SETS), labelled=True)
     assert MultiLabelTask("own").complete(split).labels == ("anger", "fear", "joy")
-    assert MultiLabelTask("own", columns=Columns("text", label="joy,anger,fear,none")).complete(split).labels == (
-        *LABELS,
-        "none",
-    )
-    config = MultiLabelConfig(
-        train=str(json_lines(tmp_path / "a.jsonl")), text="text", label="labels", label_map={"joy": "JOY"}
-    )
+    in_columns = MultiLabelTask("own", columns=Columns("text", label="joy,anger,fear,none"))
+    assert in_columns.complete(split).labels == (*LABELS, "none")
+    train = str(json_lines(tmp_path / "a.jsonl"))
+    config = MultiLabelConfig(train=train, text="text", label="labels", label_map={"joy": "JOY"})
     task, files = registry.resolve(config)
     assert task.complete(registry.read(task, files["train"])).labels == ("JOY", "anger", "fear")
     one = dataclasses.replace(split, items=(LabelSet("a", None, ("x",), 1),))
@@ -432,7 +422,7 @@ def test_labels_are_sorted_or_in_the_order_of_columns_and_keep_their_names(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_a_run_learns_labels_and_keeps_the_thresholds_of_dev(start: Path, tmp_path: Path) -> None:
+def test_a_run_learns_labels_and_keeps_the_thresholds_of_dev(start, tmp_path):
     draw = np.random.default_rng(0)
     words = {"good": "joy", "dark": "fear", "sea": "water"}
     for name, count in (("train", 96), ("dev", 32), ("test", 32)):
@@ -453,17 +443,14 @@ def test_a_run_learns_labels_and_keeps_the_thresholds_of_dev(start: Path, tmp_pa
     assert error_sections(tmp_path / "run", read_config(tmp_path / "run"), most=10) == []  # the report has none
 
 
-@pytest.mark.parametrize("value", [[0, 1, 0, 1], [0, 0, 0], [True, False]])
-def test_a_value_for_each_class_is_not_taken_for_the_numbers_of_classes(tmp_path: Path, value: list[int]) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "the cat", "labels": value}) + "\n")
-    with pytest.raises(UserError, match=r"line 1: column 'labels' holds .*, one value for each class"):
-        sets_of(tmp_path / "a.jsonl")
-
-
-def test_a_value_for_each_of_two_classes_is_not_taken_for_both(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [([[0, 1, 0, 1]], " line 1"), ([[0, 0, 0]], " line 1"), ([[True, False]], " line 1"), ([[0, 1], [1, 0]], "")],
+)
+def test_a_value_for_each_class_is_not_taken_for_the_numbers_of_classes(tmp_path, values, place):
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": "the cat", "labels": pair}) + "\n" for pair in ([0, 1], [1, 0])))
-    with pytest.raises(UserError, match=r"a\.jsonl: column 'labels' holds \[0, 1\], one value for each class"):
+    path.write_text("".join(json.dumps({"text": "the cat", "labels": value}) + "\n" for value in values))
+    with pytest.raises(UserError, match=rf"a\.jsonl{place}: column 'labels' holds .*, one value for each class"):
         sets_of(path)
     path.write_text("".join(json.dumps({"text": "the cat", "labels": pair}) + "\n" for pair in ([0, 1], [1])))
     assert sets_of(path) == [("0", "1"), ("1",)]

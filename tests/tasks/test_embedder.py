@@ -55,11 +55,7 @@ def test_json_lines_and_parquet_keep_line_ends_and_tabs(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "t.jsonl",
-            '{"text": "a"}\n{"title": "b"}\n',
-            "t.jsonl line 2: 'text' is None, not a text. Its fields are 'title'",
-        ),
+        ("t.jsonl", '{"text": "a"}\n{"title": "b"}\n', "line 2: 'text' is None, not a text. Its fields are 'title'"),
         ("t.jsonl", '{"text": "a"}\n\n{"title": "b"}\n', "t.jsonl line 3: 'text' is None"),
         ("t.json", '[{"text": "a"}]', r"t.json may be one JSON document.* --form jsonl"),
         ("t.jsonl", "[1]\n", r"t.jsonl line 1 is not a JSON object: \[1\]"),
@@ -155,7 +151,7 @@ def test_an_interrupted_job_resumes_behind_its_complete_shards(tmp_path, monkeyp
 def test_a_folder_of_others_and_an_empty_input_are_refused(tmp_path):
     (tmp_path / "out.incomplete").mkdir()
     (tmp_path / "out.incomplete" / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="is no unfinished output"):
+    with pytest.raises(UserError, match="was not left by an interrupted run"):
         write_vectors(iter([("a",)]), lengths, tmp_path / "out", job={})
     with pytest.raises(UserError, match="the input has no texts"):
         write_vectors(iter([]), lengths, tmp_path / "empty", job={})

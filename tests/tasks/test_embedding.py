@@ -63,7 +63,7 @@ def cosine(left: np.ndarray, right: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_the_contrastive_loss_is_that_of_a_loop_over_rows_and_candidates(symmetric: bool) -> None:
+def test_the_contrastive_loss_is_that_of_a_loop_over_rows_and_candidates(symmetric):
     own = given()
     vectors, present = np.asarray(own.vectors, np.float64), np.asarray(own.present)
     rows = [row for row in range(5) if own.weights[row]]
@@ -85,7 +85,7 @@ def test_the_contrastive_loss_is_that_of_a_loop_over_rows_and_candidates(symmetr
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_a_row_that_is_in_a_batch_twice_is_no_candidate_of_itself(symmetric: bool) -> None:
+def test_a_row_that_is_in_a_batch_twice_is_no_candidate_of_itself(symmetric):
     own = given(texts=3, absent=((1, 2),))
     twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), own)
     _, right = contrastive_sums(own, ALONE, 7.0, symmetric)
@@ -103,7 +103,7 @@ def test_a_row_that_is_in_a_batch_twice_is_no_candidate_of_itself(symmetric: boo
 
 
 @pytest.mark.parametrize("value", [1.0, np.nan])
-def test_vectors_that_are_all_the_same_or_no_numbers_find_nothing(tmp_path: Path, words, value: float) -> None:
+def test_vectors_that_are_all_the_same_or_no_numbers_find_nothing(tmp_path, words, value):
     own = given(absent=())
     own = own._replace(vectors=jnp.full_like(own.vectors, value))
     assert float(contrastive_sums(own, ALONE, 7.0, False)[1]) == 0
@@ -113,7 +113,7 @@ def test_vectors_that_are_all_the_same_or_no_numbers_find_nothing(tmp_path: Path
     assert found["accuracy"] == 0 and found["mrr"] <= 1 / 2.5 + 1e-9  # 4 candidates
 
 
-def test_cosent_is_that_of_a_loop_over_pairs_of_rows() -> None:
+def test_cosent_is_that_of_a_loop_over_pairs_of_rows():
     own = given(texts=2, absent=())
     own = own._replace(weights=jnp.array([1.0, 1, 0, 1, 1]))
     targets = np.array([0.2, 0.9, 0.0, 0.2, 0.5], np.float32)
@@ -149,7 +149,7 @@ TASK = EmbeddingTask("own", columns=Columns("a", "b"), negatives=("c",), query_p
 
 
 @pytest.mark.parametrize("name", ["f.tsv", "f.csv", "f.jsonl", "f.parquet"])
-def test_groups_of_every_format_become_rows_with_prompts(tmp_path: Path, words, name: str) -> None:
+def test_groups_of_every_format_become_rows_with_prompts(tmp_path, words, name):
     split = TASK.read(written(tmp_path, name, ("a", "b", "c"), PAIRS), TASK.columns, True)
     assert [item.texts for item in split.items] == PAIRS and split.labelled
     rows = TASK.complete(split).encode(split, words)
@@ -161,7 +161,7 @@ def test_groups_of_every_format_become_rows_with_prompts(tmp_path: Path, words, 
     assert batch.label_weights.tolist() == [1, 1, 0]
 
 
-def test_a_list_of_negatives_may_have_any_length(tmp_path: Path, words) -> None:
+def test_a_list_of_negatives_may_have_any_length(tmp_path, words):
     rows = [("the cat", "a cat", ["the river", "a mat"]), ("a dog", "the dog", []), ("the", "a", ["river"])]
     split = TASK.read(written(tmp_path, "f.jsonl", ("a", "b", "c"), rows), TASK.columns, True)
     assert [len(item.texts) for item in split.items] == [4, 2, 3]
@@ -183,7 +183,7 @@ def test_a_list_of_negatives_may_have_any_length(tmp_path: Path, words) -> None:
         ({}, [("the cat", " ", "")], "f.tsv line 2 has an empty text"),
     ],
 )
-def test_a_wrong_option_or_file_is_refused(tmp_path: Path, changes: dict, rows: list, message: str) -> None:
+def test_a_wrong_option_or_file_is_refused(tmp_path, changes, rows, message):
     path = written(tmp_path, "f.tsv", ("a", "b", "c"), rows)
     with pytest.raises(UserError, match=message):
         task = dataclasses.replace(TASK, **changes)
@@ -207,11 +207,9 @@ def gradients_of(loss: str, mesh: tuple[int, int] | None, mesh_config: MeshConfi
     weights = np.ones(16, np.float32)
     weights[5] = 0
     numbers_of_rows = np.array([*range(12), 3, 4, 0, 3], np.int32)  # some are in the batch twice, on other devices, too
+    values = (draw.integers(5, 100, real.shape), 0, numbers, np.arange(length))
     batch = SideBySideBatch(
-        *(
-            np.where(real, values, 0).reshape(16, -1).astype(np.int32)
-            for values in (draw.integers(5, 100, real.shape), 0, numbers, np.arange(length))
-        ),
+        *(np.where(real, value, 0).reshape(16, -1).astype(np.int32) for value in values),
         labels=GroupLabels(draw.integers(0, 4, 16).astype(np.float32), np.ones((16, texts), bool), numbers_of_rows),
         label_weights=weights,
     )
@@ -250,7 +248,7 @@ def gradients_of(loss: str, mesh: tuple[int, int] | None, mesh_config: MeshConfi
         ("cosent", (8, 1), DEFAULT),
     ],
 )
-def test_negatives_are_those_of_the_whole_mesh(loss: str, mesh: tuple[int, int], mesh_config: MeshConfig) -> None:
+def test_negatives_are_those_of_the_whole_mesh(loss, mesh, mesh_config):
     gradients, terms = gradients_of(loss, mesh, mesh_config)
     alone, wanted = gradients_of(loss, None)
     jax.tree.map(lambda found, value: np.testing.assert_allclose(found, value, rtol=1e-6), terms, wanted)
@@ -286,13 +284,9 @@ def synonyms(folder: Path) -> dict[str, str]:
     (search / "qrels").mkdir(parents=True)
     documents = dict.fromkeys(text for _, text in rows[128:])
     names = {text: f"d{number}" for number, text in enumerate(documents)}
-    (search / "corpus.jsonl").write_text(
-        "".join(json.dumps({"_id": name, "title": "", "text": text}) + "\n" for text, name in names.items())
-    )
+    written(search, "corpus.jsonl", ("_id", "title", "text"), [(name, "", text) for text, name in names.items()])
     queries = {text: f"q{number}" for number, (text, _) in enumerate(rows[128:])}
-    (search / "queries.jsonl").write_text(
-        "".join(json.dumps({"_id": name, "text": text}) + "\n" for text, name in queries.items())
-    )
+    written(search, "queries.jsonl", ("_id", "text"), [(name, text) for text, name in queries.items()])
     found = [f"{queries[a]}\t{names[b]}\t1" for a, b in rows[128:]]
     (search / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *found]) + "\n")
     files["search"] = str(search)
@@ -300,21 +294,12 @@ def synonyms(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_model_learns_which_texts_belong_together_and_keeps_its_settings(
-    tmp_path: Path, start: Path, one_device: None
-) -> None:
+def test_a_model_learns_which_texts_belong_together_and_keeps_its_settings(tmp_path, start, one_device):
     files = synonyms(tmp_path)
+    data = {name: files[name] for name in ("train", "dev")}
     config = FinetuneConfig(
         init_from=str(start),
-        task=EmbeddingConfig(
-            train=files["train"],
-            dev=files["dev"],
-            text="a",
-            text_pair="b",
-            max_length=8,
-            query_prompt="the ",
-            symmetric=True,
-        ),
+        task=EmbeddingConfig(text="a", text_pair="b", max_length=8, query_prompt="the ", symmetric=True, **data),
         optimizer=AdamW(learning_rate=1e-2),
         batch_size=32,
         epochs=60.0,
@@ -346,30 +331,16 @@ def test_a_model_learns_which_texts_belong_together_and_keeps_its_settings(
         ({"train_layers": "head"}, r"train_layers is head, which trains no parameter of this model\. Use all"),
     ],
 )
-def test_what_a_loss_over_vectors_cannot_do_is_refused(
-    tmp_path: Path, start: Path, one_device: None, changes: dict, message: str
-) -> None:
+def test_what_a_loss_over_vectors_cannot_do_is_refused(tmp_path, start, one_device, changes, message):
     task = EmbeddingConfig(train=synonyms(tmp_path)["train"], text="a", text_pair="b", max_length=8)
     with pytest.raises(UserError, match=message):
         finetune(FinetuneConfig(init_from=str(start), task=task, batch_size=32, **changes), tmp_path / "run")
 
 
-def test_training_continues_with_the_settings_of_a_folder(tmp_path: Path, start: Path) -> None:
-    loaded = dataclasses.replace(
-        open_checkpoint(start),
-        task={
-            "name": "own",
-            "kind": "embedding",
-            "labels": [],
-            "max_length": 16,
-            "pooling": "cls",
-            "normalize": False,
-            "prompt": "x",
-            "query_prompt": "query: ",
-            "prompts": [["query", "query: "], ["other", "x"]],
-            "truncate_dim": 5,
-        },
-    )
+def test_training_continues_with_the_settings_of_a_folder(tmp_path, start):
+    task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 16, "pooling": "cls", "normalize": False}
+    task |= {"prompt": "x", "query_prompt": "query: ", "prompts": [["query", "query: "], ["other", "x"]]}
+    loaded = dataclasses.replace(open_checkpoint(start), task=task | {"truncate_dim": 5})
     huggingface_export.write_sentence_transformer(loaded, tmp_path / "folder")
     own = open_checkpoint(tmp_path / "folder").task
     options = EmbeddingConfig(train=synonyms(tmp_path)["train"], text="a", text_pair="b")
@@ -398,7 +369,7 @@ def test_training_continues_with_the_settings_of_a_folder(tmp_path: Path, start:
     assert [one.query_prompt for one in found] == ["", "a: ", "", "a: "]
 
 
-def test_a_pooling_of_the_configuration_replaces_one_that_is_unknown(tmp_path: Path, start: Path) -> None:
+def test_a_pooling_of_the_configuration_replaces_one_that_is_unknown(tmp_path, start):
     task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 8, "pooling": "mean + max"}
     bert_jax_export.write(dataclasses.replace(open_checkpoint(start), task=task), tmp_path / "folder")
     options = EmbeddingConfig(train=synonyms(tmp_path)["train"], text="a", text_pair="b", max_length=8)
@@ -410,14 +381,14 @@ def test_a_pooling_of_the_configuration_replaces_one_that_is_unknown(tmp_path: P
     assert data.task.pooling == "max"
 
 
-def test_dev_pairs_without_a_score_are_refused_where_the_metrics_need_one(tmp_path: Path) -> None:
+def test_dev_pairs_without_a_score_are_refused_where_the_metrics_need_one(tmp_path):
     path = written(tmp_path, "dev.tsv", ("a", "b"), [("the", "cat")])
     task = EmbeddingTask("own", columns=Columns("a", "b", "score")).with_metrics()
     with pytest.raises(UserError, match=r"has no scores .*cannot be measured by spearman, pearson"):
         task.metric_names(task.read(path, task.columns, True))
 
 
-def test_files_without_hard_negatives_have_pairs_and_a_training_file_needs_some(tmp_path: Path, words) -> None:
+def test_files_without_hard_negatives_have_pairs_and_a_training_file_needs_some(tmp_path, words):
     for name in ("f.tsv", "f.jsonl"):
         split = TASK.read(written(tmp_path, name, ("a", "b"), [pair[:2] for pair in PAIRS]), TASK.columns, True)
         rows = dataclasses.replace(TASK, loss="contrastive").encode(split, words)
@@ -426,13 +397,13 @@ def test_files_without_hard_negatives_have_pairs_and_a_training_file_needs_some(
             TASK.complete(split)
 
 
-def test_a_column_of_negatives_among_others_must_be_there(tmp_path: Path) -> None:
+def test_a_column_of_negatives_among_others_must_be_there(tmp_path):
     task = dataclasses.replace(TASK, negatives=("c", "d"))
     with pytest.raises(UserError, match=r"f\.tsv has no column 'd', but others of task.negatives"):
         task.read(written(tmp_path, "f.tsv", ("a", "b", "c"), PAIRS), task.columns, True)
 
 
-def test_a_prompt_that_the_pairs_of_a_file_do_not_have_is_reported(tmp_path: Path, words) -> None:
+def test_a_prompt_that_the_pairs_of_a_file_do_not_have_is_reported(tmp_path, words):
     scored = written(tmp_path, "s.tsv", ("a", "b", "s"), [("cat", "dog", 1.0)])
     pairs = written(tmp_path, "p.tsv", ("a", "b"), [("cat", "dog")])
 
@@ -446,7 +417,7 @@ def test_a_prompt_that_the_pairs_of_a_file_do_not_have_is_reported(tmp_path: Pat
     assert remarks(scored, prompt="the ") == remarks(pairs, prompt="a ", query_prompt="a ") == []
 
 
-def test_inputs_of_a_model_of_scores_have_the_prompt_of_its_file(tmp_path: Path, words) -> None:
+def test_inputs_of_a_model_of_scores_have_the_prompt_of_its_file(tmp_path, words):
     task = EmbeddingTask("own", columns=Columns("a", "b", "s"), prompt="the ", query_prompt="a ", loss="cosent")
     read = task.read(written(tmp_path, "f.tsv", ("a", "b", "s"), [("cat", "dog", 1.0)]), task.columns, True)
     given = task.parse(Path("x"), [InputRecord(1, {"a": "cat", "b": "dog"})])
@@ -454,7 +425,7 @@ def test_inputs_of_a_model_of_scores_have_the_prompt_of_its_file(tmp_path: Path,
     assert ids[0] == ids[1] and words.decode(ids[0]).startswith("[CLS] the cat")
 
 
-def test_metrics_of_vectors_are_those_asked_for(tmp_path: Path, words) -> None:
+def test_metrics_of_vectors_are_those_asked_for(tmp_path, words):
     with pytest.raises(UserError, match="foo"):
         dataclasses.replace(TASK, metrics=("foo",))
     task = dataclasses.replace(TASK, metrics=("mrr",), loss="contrastive")

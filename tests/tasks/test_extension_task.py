@@ -54,22 +54,20 @@ def config_of(ratings: dict[str, str], steps: int) -> FinetuneConfig:
     )
 
 
-def test_the_example_is_short_and_uses_public_names_only() -> None:
+def test_the_example_is_short_and_uses_public_names_only():
     text = FILE.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 80
     assert not re.findall(r"bert_jax\S* import .*\b_|\._[a-z]", text)
 
 
-def test_an_option_that_its_objective_does_not_read_is_refused(
-    ratings: dict[str, str], vocab_dir: Path, tmp_path: Path
-) -> None:
+def test_an_option_that_its_objective_does_not_read_is_refused(ratings, vocab_dir, tmp_path):
     config = config_of(ratings, 1)
     config = dataclasses.replace(config, task=dataclasses.replace(config.task, layer_mix=True))
     with pytest.raises(UserError, match=r"task\.layer_mix is set, but the objective of kind ordinal does not read it"):
         finetune(config, tmp_path / "run", tokenizer.load(vocab_dir))
 
 
-def test_the_report_shows_the_predictions_of_the_kind(tmp_path: Path) -> None:
+def test_the_report_shows_the_predictions_of_the_kind(tmp_path):
     lines = [
         "text\tstars",
         *(f"{' '.join(words)}\t{1 + n % 4}" for n, words in enumerate(product(WORDS[:6], repeat=2))),
@@ -99,9 +97,7 @@ def test_the_report_shows_the_predictions_of_the_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_new_kind_trains_resumes_is_evaluated_predicts_and_is_reported(
-    ratings: dict[str, str], vocab_dir: Path, tmp_path: Path
-) -> None:
+def test_a_new_kind_trains_resumes_is_evaluated_predicts_and_is_reported(ratings, vocab_dir, tmp_path):
     words = tokenizer.load(vocab_dir)
     straight = finetune(config_of(ratings, 4), tmp_path / "straight", words)
     finetune(config_of(ratings, 2), tmp_path / "resumed", words)
@@ -129,7 +125,7 @@ def test_a_new_kind_trains_resumes_is_evaluated_predicts_and_is_reported(
     assert "weighted_kappa" in page and "Confusion matrix" in page  # the section of its base class
 
 
-def test_weighted_kappa_follows_its_definition() -> None:
+def test_weighted_kappa_follows_its_definition():
     truth = np.array([0, 1, 2, 3])
     assert new_task.weighted_kappa(truth, truth) == 1
     assert new_task.weighted_kappa(truth, truth[::-1]) == pytest.approx(-1)
@@ -137,7 +133,7 @@ def test_weighted_kappa_follows_its_definition() -> None:
     assert np.isnan(new_task.weighted_kappa(truth * 0, truth * 0))
 
 
-def test_an_unregistered_kind_is_refused_with_the_way_to_register_it() -> None:
+def test_an_unregistered_kind_is_refused_with_the_way_to_register_it():
     with pytest.raises(
         UserError, match=r"task.kind is 'ranking'; choose from: .*, or import the module that registers"
     ):

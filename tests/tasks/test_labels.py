@@ -50,7 +50,7 @@ def share(truth: list[str], predicted: list[str]) -> float:
     return sum(one == other for one, other in zip(truth, predicted, strict=True)) / len(truth)
 
 
-def test_a_model_is_measured_on_files_that_name_its_labels_otherwise(tmp_path: Path) -> None:
+def test_a_model_is_measured_on_files_that_name_its_labels_otherwise(tmp_path):
     """Each file holds the model's own predictions, except one, under other names: the accuracy is 5/6."""
     model = model_of(tmp_path, NLI)
     truth = [one["label"] for one in predict(model, TEXTS)]
@@ -73,7 +73,7 @@ def test_a_model_is_measured_on_files_that_name_its_labels_otherwise(tmp_path: P
         accuracy(model, table(tmp_path / "d.tsv", ["no"] * len(TEXTS)))
 
 
-def test_the_positive_class_and_the_metrics_are_chosen_when_a_model_is_measured(tmp_path: Path) -> None:
+def test_the_positive_class_and_the_metrics_are_chosen_when_a_model_is_measured(tmp_path):
     model = model_of(tmp_path, ("LABEL_0", "LABEL_1"))  # without bert_jax's own metrics
     guessed = [one["label"] for one in predict(model, TEXTS)]
     truth = ["LABEL_1" if index % 2 else "LABEL_0" for index in range(len(TEXTS))]
@@ -94,7 +94,7 @@ def test_the_positive_class_and_the_metrics_are_chosen_when_a_model_is_measured(
             measurement.evaluate(model, data, columns=columns, **wrong)
 
 
-def test_numbers_of_tags_in_json_lines_are_those_of_the_model(tmp_path: Path) -> None:
+def test_numbers_of_tags_in_json_lines_are_those_of_the_model(tmp_path):
     labels = ("O", "B-PER", "I-PER")
     model = model_of(tmp_path, labels, "tagging", tags=3)
     named, numbered = tmp_path / "named.jsonl", tmp_path / "numbered.jsonl"
@@ -108,7 +108,7 @@ def test_numbers_of_tags_in_json_lines_are_those_of_the_model(tmp_path: Path) ->
     assert found[0] == found[1] and 0 < found[0]["accuracy"] < 1
 
 
-def test_names_that_mean_the_same_are_paired() -> None:
+def test_names_that_mean_the_same_are_paired():
     assert labels.same_names(["0", "x"], ["LABEL_0", "LABEL_1"]) == {"0": "LABEL_0"}
     assert labels.same_names(["Not-Entailment"], ["not_entailment"]) == {"Not-Entailment": "not_entailment"}
     assert labels.same_names(["No"], ["NO", "no"]) == {}  # ambiguous
@@ -116,7 +116,7 @@ def test_names_that_mean_the_same_are_paired() -> None:
     assert labels.permutation(("yes", "no"), ("no", "maybe")) is None
 
 
-def test_a_head_is_kept_for_the_same_labels_in_another_order(tmp_path: Path) -> None:
+def test_a_head_is_kept_for_the_same_labels_in_another_order(tmp_path):
     model = model_of(tmp_path, NLI)
     task = registry.resolve(AutoTaskConfig(name="mnli", train=str(tmp_path / "a.tsv"), max_length=16))[0]
     kept = runs.with_labels_of(model, task)
@@ -134,7 +134,7 @@ def test_a_head_is_kept_for_the_same_labels_in_another_order(tmp_path: Path) -> 
         np.testing.assert_array_equal(turned.params[path], wanted[[2, 0, 1]] if axes == 2 else wanted)
 
 
-def test_labels_of_a_named_task_take_new_names_and_an_order(tmp_path: Path) -> None:
+def test_labels_of_a_named_task_take_new_names_and_an_order(tmp_path):
     train = table(tmp_path / "train.tsv", ["0", "1", "1", "0", "1", "0"])
     config = AutoTaskConfig(
         train=str(train), text="text", label="label", label_map={"0": "NEGATIVE", "1": "POSITIVE"}, positive="NEGATIVE"
@@ -153,7 +153,7 @@ def test_labels_of_a_named_task_take_new_names_and_an_order(tmp_path: Path) -> N
     assert named.labels == ("NEGATIVE", "POSITIVE")
 
 
-def test_metrics_are_chosen_and_f1_is_that_of_the_positive_label() -> None:
+def test_metrics_are_chosen_and_f1_is_that_of_the_positive_label():
     config = AutoTaskConfig(
         train="a.tsv", text="0", label="1", metrics=("precision", "recall", "f1", "accuracy"), positive="c"
     )
@@ -189,14 +189,14 @@ def test_metrics_are_chosen_and_f1_is_that_of_the_positive_label() -> None:
         ({"kind": "regression", "scale_targets": "maybe"}, "scale_targets 'maybe'; choose from auto, yes, no"),
     ],
 )
-def test_impossible_metrics_and_labels_are_refused(options: dict[str, str], said: str) -> None:
+def test_impossible_metrics_and_labels_are_refused(options, said):
     with pytest.raises(UserError, match=said):
         registry.resolve(
             load(TaskConfig, {"kind": "auto", "train": "a.tsv", "text": "0", "label": "1"} | options, "task")
         )
 
 
-def test_the_metric_that_keeps_a_checkpoint_chooses_seeds_and_rates() -> None:
+def test_the_metric_that_keeps_a_checkpoint_chooses_seeds_and_rates():
     task = named.TASKS["mrpc"].task
     for given, chosen in (("", "accuracy"), ("eval_f1", "f1"), ("eval_task_loss", "task_loss")):
         config = FinetuneConfig(early_stop=1, checkpoint=CheckpointConfig(best=given))
@@ -215,12 +215,12 @@ def weights_of(given: str | dict[str, float]) -> tuple[float, ...]:
     return task.complete(TRAIN).class_weight_values
 
 
-def test_balanced_weights_are_those_of_scikit_learn_and_1_for_what_the_file_does_not_have() -> None:
+def test_balanced_weights_are_those_of_scikit_learn_and_1_for_what_the_file_does_not_have():
     wanted = compute_class_weight("balanced", classes=np.array(["a", "b", "c"]), y=np.array(LABELS))
     np.testing.assert_allclose(weights_of("balanced"), [*wanted, 1.0], rtol=1e-12)
 
 
-def test_given_weights_go_by_label_and_the_others_weigh_1() -> None:
+def test_given_weights_go_by_label_and_the_others_weigh_1():
     assert weights_of({"c": 3.0, "a": 0.5}) == (0.5, 1.0, 3.0, 1.0)
     assert weights_of("") == ()
 
@@ -230,29 +230,26 @@ def test_given_weights_go_by_label_and_the_others_weigh_1() -> None:
     [
         ({"class_weights": {"e": 2.0}}, r"names 'e', which is not a label of train.tsv: a, b, c, d"),
         ({"class_weights": "balance"}, r"class_weights is 'balance'; use balanced, or"),
-        (
-            {"class_weights": {"a": 0.0, "b": 0.0, "c": 0.0, "d": 0.0}},
-            r"so all classes weigh 0; give one a weight above 0",
-        ),
-        ({"class_weights": {"a": -1.0}}, r"has 'a': -1\.0\. Use a number of 0 or more"),
+        ({"class_weights": dict.fromkeys("abcd", 0.0)}, r"with numbers of 0 or more, one of them above 0"),
+        ({"class_weights": {"a": -1.0}}, r"class_weights is \{'a': -1\.0\}; .* with numbers of 0 or more"),
         ({"label_smoothing": 1.0}, r"task.label_smoothing is 1.0. Use a rate from 0 to below 1"),
     ],
 )
-def test_invalid_weights_and_shares_are_refused(options: dict, said: str) -> None:
+def test_invalid_weights_and_shares_are_refused(options, said):
     with pytest.raises(UserError, match=said):
         task = replace(TASK, **options)
         task.complete(TRAIN)
 
 
 @pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"class_weights": "balanced"}])
-def test_options_of_another_kind_are_refused(options: dict) -> None:
+def test_options_of_another_kind_are_refused(options):
     with pytest.raises(UserError, match=rf"unknown key task.{next(iter(options))}: task=regression does not have it"):
         load(TaskConfig, {"kind": "regression", **options}, "task")
     with pytest.raises(UserError, match=r"which task.crf replaces; remove one"):
         TaggingTask("own", crf=True, **options)
 
 
-def test_tags_are_weighed_by_words_in_the_scheme_of_the_labels() -> None:
+def test_tags_are_weighed_by_words_in_the_scheme_of_the_labels():
     words = Sentence(("EU", "says", "Rome", "Paris", "!"), ("I-ORG", "O", "I-LOC", "B-LOC", "O"), (1, 2, 3, 4, 5))
     train = Split(Path("train.conll"), (words,), labelled=True)
     task = TaggingTask("own", ("O", "B-ORG", "B-LOC", "I-LOC"), class_weights="balanced", label_smoothing=0.1)
@@ -265,7 +262,7 @@ def test_tags_are_weighed_by_words_in_the_scheme_of_the_labels() -> None:
     assert objective.costs == ClassCosts(found.class_weight_values, 0.1)
 
 
-def test_the_denominator_is_the_weight_of_the_labels_and_evaluation_has_no_weights() -> None:
+def test_the_denominator_is_the_weight_of_the_labels_and_evaluation_has_no_weights():
     task = replace(
         TASK, class_weight_values=(0.5, 2.0, 1.0, 1.0), class_weights={"a": 0.5, "b": 2.0}, label_smoothing=0.1
     )

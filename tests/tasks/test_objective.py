@@ -84,7 +84,7 @@ def outputs_by_hand(kind: str, batch: TaskBatch) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)
-def test_the_sums_equal_a_loop_by_hand(kind: str) -> None:
+def test_the_sums_equal_a_loop_by_hand(kind):
     batch = batch_of(kind)
     outputs = outputs_by_hand(kind, batch)
     labels = batch.labels.tags if kind == "tagging" else batch.labels
@@ -104,7 +104,7 @@ def test_the_sums_equal_a_loop_by_hand(kind: str) -> None:
         assert float(terms["task"].metrics["accuracy"]) == right
 
 
-def test_label_0_counts_like_any_other() -> None:
+def test_label_0_counts_like_any_other():
     batch = batch_of("classification")
     batch = batch._replace(labels=np.zeros_like(batch.labels))
     terms, counts = sums_of("classification", batch)
@@ -112,7 +112,7 @@ def test_label_0_counts_like_any_other() -> None:
 
 
 @pytest.mark.parametrize("kind", ["classification", pytest.param("regression", marks=pytest.mark.slow), "tagging"])
-def test_padding_and_fillers_change_neither_loss_nor_gradient(kind: str) -> None:
+def test_padding_and_fillers_change_neither_loss_nor_gradient(kind):
     objective = OBJECTIVES[kind]
 
     def loss(params: dict, batch: TaskBatch) -> jax.Array:
@@ -129,13 +129,13 @@ def test_padding_and_fillers_change_neither_loss_nor_gradient(kind: str) -> None
         np.testing.assert_allclose(left, right, atol=2e-6)
 
 
-def test_metrics_are_named_after_the_task() -> None:
+def test_metrics_are_named_after_the_task():
     found = means(*sums_of("tagging", batch_of("tagging")))
     assert set(found) == {"loss", "task_loss", "task_accuracy"}
     assert set(means(*sums_of("regression", batch_of("regression")))) == {"loss", "task_loss"}
 
 
-def test_dropout_acts_in_training_only() -> None:
+def test_dropout_acts_in_training_only():
     objective = OBJECTIVES["classification"]
     model = replace(MODEL, dropout=0.5)
 

@@ -76,7 +76,7 @@ COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstd}
 
 
 @pytest.mark.parametrize("compression", COMPRESS)
-def test_csv_and_jsonl_read_alike_plain_and_compressed(tmp_path: Path, compression: str) -> None:
+def test_csv_and_jsonl_read_alike_plain_and_compressed(tmp_path, compression):
     compress = COMPRESS[compression]
     files = [
         write_csv(tmp_path / f"a.csv{compression}", own_rows(), compress, "\ufeff"),
@@ -89,7 +89,7 @@ def test_csv_and_jsonl_read_alike_plain_and_compressed(tmp_path: Path, compressi
         assert split.labelled and split.left_out == 0
 
 
-def test_csv_equals_that_of_python_and_has_the_line_that_a_record_ends_on(tmp_path: Path) -> None:
+def test_csv_equals_that_of_python_and_has_the_line_that_a_record_ends_on(tmp_path):
     path = write_csv(tmp_path / "a.csv", own_rows())
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
@@ -98,13 +98,13 @@ def test_csv_equals_that_of_python_and_has_the_line_that_a_record_ends_on(tmp_pa
     assert [(item.text, item.line) for item in split.items] == wanted
 
 
-def test_a_text_of_csv_may_be_a_book(tmp_path: Path) -> None:
+def test_a_text_of_csv_may_be_a_book(tmp_path):
     book = "a word, " * 50_000
     path = write_csv(tmp_path / "a.csv", [{"text": book, "label": "y"}])
     assert labelled.read_table(path, OWN, label_required=True).items[0].text == book
 
 
-def test_parquet_reads_as_jsonl_does(tmp_path: Path) -> None:
+def test_parquet_reads_as_jsonl_does(tmp_path):
     rows = [{"text": text, "label": n % 3} for n, text in enumerate(TEXTS)]
     stored = labelled.read_table(write_parquet(tmp_path / "a.parquet", rows), OWN, label_required=True)
     lines = labelled.read_table(write_jsonl(tmp_path / "a.jsonl", rows), OWN, label_required=True)
@@ -116,7 +116,7 @@ def labels_of(path: Path, labels: tuple[str, ...] = ()) -> list[str | None]:
     return [item.label for item in labelled.read_table(path, OWN, True, labels).items]
 
 
-def test_a_number_is_the_index_of_a_class_if_names_are_known(tmp_path: Path) -> None:
+def test_a_number_is_the_index_of_a_class_if_names_are_known(tmp_path):
     rows = [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
     bare = write_parquet(tmp_path / "bare.parquet", rows)
     named = write_parquet(tmp_path / "named.parquet", rows, ["bad", "good"])
@@ -132,7 +132,7 @@ def test_a_number_is_the_index_of_a_class_if_names_are_known(tmp_path: Path) -> 
         assert labels_of(path) == read
 
 
-def test_a_number_is_never_the_place_of_another_number(tmp_path: Path) -> None:
+def test_a_number_is_never_the_place_of_another_number(tmp_path):
     stars = write_jsonl(tmp_path / "stars.jsonl", [{"text": "a", "label": 0}, {"text": "b", "label": 4}])
     assert labels_of(stars, ("1", "2", "4", "5")) == ["0", "4"]  # 0 is not in the training file, so it is reported
     rows = [{"text": "a", "label": 0}, {"text": "b", "label": 1}]
@@ -140,7 +140,7 @@ def test_a_number_is_never_the_place_of_another_number(tmp_path: Path) -> None:
     assert labels_of(named, ("1", "2")) == labels_of(named) == ["1", "2"]
 
 
-def test_the_order_of_the_classes_that_a_file_names_is_kept(tmp_path: Path) -> None:
+def test_the_order_of_the_classes_that_a_file_names_is_kept(tmp_path):
     rows = [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
     train = labelled.read_table(write_parquet(tmp_path / "a.parquet", rows, ["World", "Sports", "Business"]), OWN, True)
     task = ClassificationTask("own").complete(train)
@@ -149,7 +149,7 @@ def test_the_order_of_the_classes_that_a_file_names_is_kept(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("ending", ["tsv", "csv", "jsonl"])
-def test_an_empty_label_is_none(tmp_path: Path, ending: str) -> None:
+def test_an_empty_label_is_none(tmp_path, ending):
     path = tmp_path / f"a.{ending}"
     between = {"tsv": "\t", "csv": ","}.get(ending, "")
 
@@ -167,20 +167,20 @@ def test_an_empty_label_is_none(tmp_path: Path, ending: str) -> None:
         labelled.read_table(path, OWN, label_required=True)
 
 
-def test_what_is_only_to_be_answered_needs_no_label(tmp_path: Path) -> None:
+def test_what_is_only_to_be_answered_needs_no_label(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "label": None}, {"text": "b", "label": 1}])
     found = labelled.read_table(path, OWN, label_required=False)
     assert found.labelled and [item.label for item in found.items] == [None, "1"]
 
 
-def test_columns_that_are_not_named_are_those_of_the_task() -> None:
+def test_columns_that_are_not_named_are_those_of_the_task():
     task = Columns("a", "b", "same", ("1", "2", "3", "4"))
     assert Columns("question").filled(task) == Columns("question", "b", "same", ("1", "2", "3", "4"))
     assert Columns().filled(task) == task and task.filled(OWN) == task
 
 
 @pytest.mark.parametrize("held_back", [None, -1, float("nan")])
-def test_labels_that_are_held_back_are_none(tmp_path: Path, held_back: float | None) -> None:
+def test_labels_that_are_held_back_are_none(tmp_path, held_back):
     rows = [{"text": "a", "label": held_back}, {"text": None, "label": held_back}]
     path = write_jsonl(tmp_path / "test.jsonl", rows)
     split = labelled.read_table(path, OWN, label_required=False)
@@ -191,16 +191,15 @@ def test_labels_that_are_held_back_are_none(tmp_path: Path, held_back: float | N
     assert not labelled.read_table(without, OWN, label_required=False).labelled
 
 
-def test_records_have_all_columns_of_a_file(tmp_path: Path) -> None:
+def test_records_have_all_columns_of_a_file(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"a": [1, 2], "b": {"c": 3}}, {"a": None}])
-    found = tables.read_records(
-        path, [Column("b", "text", required=False), Column("a", "label"), Column("z", "x", False)]
-    )
+    columns = [Column("b", "text", required=False), Column("a", "label"), Column("z", "x", False)]
+    found = tables.read_records(path, columns)
     assert found.records == [(1, ({"c": 3}, [1, 2], None)), (2, (None, None, None))]
     assert found.present == (True, True, False)
 
 
-def test_ragged_lines_are_left_out_and_counted_where_a_task_allows_them(tmp_path: Path) -> None:
+def test_ragged_lines_are_left_out_and_counted_where_a_task_allows_them(tmp_path):
     path = tmp_path / "train.tsv"
     path.write_text("text\tlabel\na\tx\nbroken\n\there\tx\nb\ty\n")
     found = labelled.read_table(path, OWN, True, ragged_lines=True)
@@ -216,17 +215,9 @@ MISTAKES = {
         r"a.jsonl line 2 contains half of a surrogate pair",
     ),
     "no object": (JSONL, b'["a", 1]\n', "line 1 is not a JSON object"),
-    "no such field": (
-        JSONL,
-        b'{"review": "a", "label": 1}\n',
-        "line 1 has no column 'text'; its columns are: review, label",
-    ),
+    "no such field": (JSONL, b'{"review": "a", "label": 1}\n', "no column 'text'; its columns are: review, label"),
     "a label missing": (JSONL, b'{"text": "a", "label": 1}\n\n{"text": "b", "label": null}\n', "line 3 has no label"),
-    "a label that is no number": (
-        JSONL,
-        b'{"text": "a", "label": 1}\n{"text": "b", "label": NaN}\n',
-        "line 2 has no label",
-    ),
+    "a label that is NaN": (JSONL, b'{"text": "a", "label": 1}\n{"text": "b", "label": NaN}\n', "line 2 has no label"),
     "label of no kind": (JSONL, b'{"text": "a", "label": [1]}\n', r"line 1: \[1\] is not a label"),
     "text of no kind": (JSONL, b'{"text": 7, "label": 1}\n', "line 1: column 'text' holds 7; expected a text"),
     "empty JSON": (JSONL, b"\n", "a.jsonl has no examples"),
@@ -242,7 +233,7 @@ MISTAKES = {
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_an_invalid_file_is_refused_with_the_line(tmp_path: Path, mistake: str) -> None:
+def test_an_invalid_file_is_refused_with_the_line(tmp_path, mistake):
     name, content, message = MISTAKES[mistake]
     path = tmp_path / name if name else Path("tfds:glue/mrpc")
     if name:
@@ -252,7 +243,7 @@ def test_an_invalid_file_is_refused_with_the_line(tmp_path: Path, mistake: str) 
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_parquet_column_is_refused(tmp_path: Path) -> None:
+def test_a_missing_parquet_column_is_refused(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", [{"review": "a", "stars": 1}])
     with pytest.raises(UserError, match=r"a.parquet has no column 'text'; its columns are: review, stars. .*task.text"):
         labelled.read_table(path, OWN, label_required=True)
@@ -270,7 +261,7 @@ SEVEN = [{"text": str(number), "label": number % 2, "pair": "b"} for number in r
 
 
 @pytest.mark.parametrize("digits", [("", "", ""), ("-0123456789abcdef", "-fedcba9876543210", "-00000000aaaaaaaa")])
-def test_the_first_of_several_parquet_files_stands_for_them_all(tmp_path: Path, digits: tuple[str, ...]) -> None:
+def test_the_first_of_several_parquet_files_stands_for_them_all(tmp_path, digits):
     shards = write_shards(tmp_path, SEVEN, digits)
     whole = labelled.read_table(write_parquet(tmp_path / "whole.parquet", SEVEN), OWN, label_required=True)
     found = labelled.read_table(shards[0], OWN, label_required=True)
@@ -293,31 +284,25 @@ def test_the_first_of_several_parquet_files_stands_for_them_all(tmp_path: Path, 
         ([{"text": "a"}], None, r"00002-of-00003.parquet has no column 'label', but train-00000-of-00003.parquet has"),
     ],
 )
-def test_parquet_files_of_different_data_sets_are_refused(
-    tmp_path: Path, rows: list[dict], classes: list[str] | None, said: str
-) -> None:
+def test_parquet_files_of_different_data_sets_are_refused(tmp_path, rows, classes, said):
     shards = write_shards(tmp_path, SEVEN)
     write_parquet(shards[2], rows, classes)
     with pytest.raises(UserError, match=said):
         labelled.read_table(shards[0], OWN, label_required=False)
 
 
-def test_parquet_files_of_two_data_sets_are_ambiguous(tmp_path: Path) -> None:
+def test_parquet_files_of_two_data_sets_are_ambiguous(tmp_path):
     write_shards(tmp_path, SEVEN)
     write_parquet(tmp_path / "train-00000-of-00001.parquet", SEVEN)
-    with pytest.raises(
-        UserError, match=r"train-00000-of-00001.parquet and train-00000-of-00003.parquet belong to different data sets"
-    ):
+    with pytest.raises(UserError, match=r"train-00000-of-00001.* and train-00000-of-00003.* belong to different data"):
         registry.find_split("own", tmp_path, "train")
     for digits in ("-0123456789abcdef", "-fedcba9876543210"):
         write_parquet(tmp_path / f"dev-00001-of-00002{digits}.parquet", SEVEN)
-    with pytest.raises(
-        UserError, match=r"dev-00001-of-00002-0123456789abcdef.parquet and dev-.* belong to different data sets"
-    ):
+    with pytest.raises(UserError, match=r"dev-00001-of-00002-0123456789abcdef.* and dev-.* belong to different data"):
         tables.files_of(tmp_path / "dev-00000-of-00002-0123456789abcdef.parquet")
 
 
-def test_a_split_that_is_part_of_another_one_is_refused(tmp_path: Path) -> None:
+def test_a_split_that_is_part_of_another_one_is_refused(tmp_path):
     first, _, last = map(str, write_shards(tmp_path, SEVEN))
     with pytest.raises(UserError, match=r"reads all 3 files of this data set, but dev is one of them: train-00002-of"):
         registry.resolve(AutoTaskConfig(train=first, dev=last, text="text", label="label"))
@@ -349,12 +334,8 @@ def write_prepared(folder: Path, splits: dict[str, list[dict]], classes: list[st
         writer.close()
         infos.append(info)
     text = tfds.features.Text
-    features = {
-        "sentence1": text(),
-        "sentence2": text(),
-        "idx": np.int32,
-        "label": tfds.features.ClassLabel(names=classes),
-    }
+    label = tfds.features.ClassLabel(names=classes)
+    features = {"sentence1": text(), "sentence2": text(), "idx": np.int32, "label": label}
     identity = tfds.core.DatasetIdentity(
         name="glue", config_name="mrpc", version=tfds.core.Version("2.0.0"), data_dir=str(folder), module_name=""
     )
@@ -365,9 +346,7 @@ def write_prepared(folder: Path, splits: dict[str, list[dict]], classes: list[st
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_prepared_data_of_tensorflow_datasets_are_read_as_a_named_task_and_as_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepared_data_of_tensorflow_datasets_are_read_as_a_named_task_and_as_ones_own(tmp_path, monkeypatch):
     rows = [{"sentence1": f"über {n}", "sentence2": f"b {n}", "label": n % 2, "idx": n} for n in range(5)]
     unlabelled = [row | {"label": -1} for row in rows]
     classes = ["not_equivalent", "equivalent"]
@@ -376,11 +355,8 @@ def test_prepared_data_of_tensorflow_datasets_are_read_as_a_named_task_and_as_on
     for data_dir in ("tfds:", "tfds:glue/mrpc", "tfds:glue/mrpc:2.0.0", f"tfds:{tmp_path}/glue/mrpc/2.0.0"):
         task, files = registry.resolve(AutoTaskConfig(name="mrpc", data_dir=data_dir))
         found = {split: registry.read(task, path, label_required=split != "test") for split, path in files.items()}
-        assert {split: (len(part.items), part.labelled) for split, part in found.items()} == {
-            "train": (5, True),
-            "dev": (3, True),
-            "test": (5, False),
-        }
+        sizes = {split: (len(part.items), part.labelled) for split, part in found.items()}
+        assert sizes == {"train": (5, True), "dev": (3, True), "test": (5, False)}
         assert found["train"].items[1] == ("über 1", "b 1", "1", 2)  # by the task's labels
     own = AutoTaskConfig(train="tfds:glue/mrpc:train[:40%]", text="sentence1", label="label")
     task, files = registry.resolve(own)
@@ -393,7 +369,7 @@ def test_prepared_data_of_tensorflow_datasets_are_read_as_a_named_task_and_as_on
         registry.resolve(AutoTaskConfig(name="ewt", data_dir="tfds:"))
 
 
-def test_a_clone_of_a_hugging_face_data_set_is_found_by_its_own_names(tmp_path: Path) -> None:
+def test_a_clone_of_a_hugging_face_data_set_is_found_by_its_own_names(tmp_path):
     folder = tmp_path / "glue" / "mnli"
     for name in ("train", "validation_matched", "validation_mismatched", "test_matched", "../ax/test"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -406,14 +382,9 @@ def test_a_clone_of_a_hugging_face_data_set_is_found_by_its_own_names(tmp_path: 
     assert list(files) == ["train", "dev", "dev_mismatched", "test", "ax"]
     splits = [registry.read(task, path, label_required=False).items for path in files.values()]
     assert [len(items) for items in splits] == [2, 1, 1, 1, 1]
-    found = [items[0] for items in splits]
-    assert [(item.text_pair, item.label) for item in found] == [
-        ("train", "contradiction"),
-        ("validation_matched", "contradiction"),
-        ("validation_mismatched", "contradiction"),
-        ("test_matched", None),
-        ("../ax/test", None),
-    ]
+    pairs = ("train", "validation_matched", "validation_mismatched", "test_matched", "../ax/test")
+    wanted = [(pair, None if "test" in pair else "contradiction") for pair in pairs]
+    assert [(items[0].text_pair, items[0].label) for items in splits] == wanted
     assert named.TASKS["mnli"].split_of(files["ax"]) == "ax"
 
 
@@ -431,7 +402,7 @@ data.to_parquet(sys.argv[1] + "/a.parquet"), data.to_json(sys.argv[1] + "/a.json
 
 
 @pytest.mark.slow
-def test_what_hugging_face_data_sets_write_is_read_as_they_hold_it(tmp_path: Path, peer_python: str) -> None:
+def test_what_hugging_face_data_sets_write_is_read_as_they_hold_it(tmp_path, peer_python):
     if subprocess.run([peer_python, "-c", "import datasets"], capture_output=True).returncode:
         pytest.skip("that Python has no datasets")
     ran = subprocess.run([peer_python, "-c", WRITE, str(tmp_path), json.dumps(TEXTS)], capture_output=True, text=True)
@@ -472,81 +443,76 @@ def write(path: Path, text: str | bytes) -> Path:
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
-def test_a_table_reads_alike_plain_and_compressed(tmp_path: Path, ending: str) -> None:
-    compress = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[ending]
-    path = write(tmp_path / f"a.tsv{ending}", compress(b'sentence\tlabel\nhide new " secretions \t0\n\x20wit\t1\n'))
+def test_a_table_reads_alike_plain_and_compressed(tmp_path, ending):
+    path = write(
+        tmp_path / f"a.tsv{ending}", COMPRESS[ending](b'sentence\tlabel\nhide new " secretions \t0\n\x20wit\t1\n')
+    )
     split = labelled.read_table(path, Columns("sentence", "", "label"), label_required=True)
-    assert [(item.text, item.label, item.line) for item in split.items] == [
-        ('hide new " secretions ', "0", 2),
-        (" wit", "1", 3),
-    ]
-    assert split.labelled and split.items[0].text_pair is None
+    assert split.items == (('hide new " secretions ', None, "0", 2), (" wit", None, "1", 3)) and split.labelled
 
 
-def test_numbers_for_columns_mean_that_there_is_no_header(tmp_path: Path) -> None:
-    path = write(tmp_path / "train.tsv", "gj04\t1\t\tOur friends won't buy this.\ngj04\t0\t*\tMe go.\n")
-    split = labelled.read_table(path, Columns("3", "", "1"), label_required=True)
-    assert [(item.text, item.label) for item in split.items] == [("Our friends won't buy this.", "1"), ("Me go.", "0")]
+@pytest.mark.parametrize(
+    ("columns", "content", "items"),
+    [
+        # Numbers for columns mean that there is no header.
+        (
+            Columns("3", "", "1"),
+            "gj04\t1\t\tOur own.\ngj04\t0\t*\tMe.\n",
+            [("Our own.", None, "1"), ("Me.", None, "0")],
+        ),
+        # A number next to a name counts columns under the header.
+        (Columns("#1 String", "-1", "0"), "id\t#1 String\t#2 String\n7\tone\ttwo\n", [("one", "two", "7")]),
+        # A byte order mark and the line ends of Windows are no text.
+        (OWN, "\ufefftext\tlabel\r\none\u2028line\ty\r\n", [("one\u2028line", None, "y")]),
+    ],
+)
+def test_columns_go_by_name_or_number(tmp_path, columns, content, items):
+    split = labelled.read_table(write(tmp_path / "a.tsv", content), columns, label_required=True)
+    assert [item[:3] for item in split.items] == items
 
 
-def test_a_number_next_to_a_name_counts_columns_under_the_header(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tsv", "id\t#1 String\t#2 String\n7\tone\ttwo\n")
-    split = labelled.read_table(path, Columns("#1 String", "-1", "0"), label_required=True)
-    assert split.items == ((("one", "two", "7", 2)),)
-
-
-def test_a_byte_order_mark_and_windows_line_ends_are_no_text(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tsv", "\ufefftext\tlabel\r\none\u2028line\ty\r\n")
-    split = labelled.read_table(path, Columns("text", "", "label"), label_required=True)
-    assert [(item.text, item.label) for item in split.items] == [("one\u2028line", "y")]
-
-
-def test_a_test_file_may_lack_labels(tmp_path: Path) -> None:
+def test_a_test_file_may_lack_labels(tmp_path):
     path = write(tmp_path / "test.tsv", "index\tsentence\n0\tBill whistled past the house.\n")
     assert not labelled.read_table(path, Columns("sentence", "", "label"), label_required=False).labelled
 
 
-def test_conllu_words_are_neither_multiword_tokens_nor_empty_nodes(tmp_path: Path) -> None:
+def test_conllu_words_are_neither_multiword_tokens_nor_empty_nodes(tmp_path):
     split = labelled.read_conllu(write(tmp_path / "a.conllu", CONLLU), Columns(), label_required=True)
     assert [item.words for item in split.items] == [("I", "ca", "n't", "go"), ("Why", "?")]
     assert [item.tags for item in split.items] == [("PRON", "AUX", "PART", "VERB"), ("ADV", "PUNCT")]
     assert split.items[0].lines == (3, 5, 6, 8)
 
 
-def test_conllu_columns_go_by_name_or_number(tmp_path: Path) -> None:
+def test_conllu_columns_go_by_name_or_number(tmp_path):
     path = write(tmp_path / "a.conllu", CONLLU)
     by_name = labelled.read_conllu(path, Columns("LEMMA", "", "XPOS"), label_required=True)
     assert by_name.items == labelled.read_conllu(path, Columns("2", "", "4"), label_required=True).items
     assert by_name.items[1].tags == ("WRB", ".")
 
 
-def test_conll_takes_first_and_last_column_and_no_document_marks(tmp_path: Path) -> None:
-    split = labelled.read_conll(write(tmp_path / "eng.train", CONLL), Columns(), label_required=True)
-    assert [(item.words, item.tags) for item in split.items] == [
-        (("EU", "rejects"), ("I-ORG", "O")),
-        (("Peter",), ("I-PER",)),
-    ]
+@pytest.mark.parametrize(
+    ("columns", "content", "sentences"),
+    [
+        # By default the first and the last column; marks of documents are no words.
+        (Columns(), CONLL, [(("EU", "rejects"), ("I-ORG", "O")), (("Peter",), ("I-PER",))]),
+        (Columns("1", "", "0"), "O\tNew York\nX\tis\n", [(("New York", "is"), ("O", "X"))]),  # separated by tabs
+        # A space that does not break is part of a word.
+        (Columns(), "10\u00a0000  O \n\u3000 O\n", [(("10\u00a0000", "\u3000"), ("O", "O"))]),
+    ],
+)
+def test_words_and_tags_of_conll_are_columns(tmp_path, columns, content, sentences):
+    split = labelled.read_conll(write(tmp_path / "eng.train", content), columns, label_required=True)
+    assert [(item.words, item.tags) for item in split.items] == sentences
 
 
-def test_conll_columns_may_be_separated_by_tabs(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.conll", "O\tNew York\nX\tis\n")
-    split = labelled.read_conll(path, Columns("1", "", "0"), label_required=True)
-    assert (split.items[0].words, split.items[0].tags) == (("New York", "is"), ("O", "X"))
-
-
-def test_a_space_that_does_not_break_is_part_of_a_word(tmp_path: Path) -> None:
-    split = labelled.read_conll(write(tmp_path / "a.conll", "10\u00a0000  O \n\u3000 O\n"), Columns(), True)
-    assert split.items[0].words == ("10\u00a0000", "\u3000") and split.items[0].tags == ("O", "O")
-
-
-def test_a_conll_file_of_words_alone_is_unlabelled(tmp_path: Path) -> None:
+def test_a_conll_file_of_words_alone_is_unlabelled(tmp_path):
     path = write(tmp_path / "a.conll", "New\nYork\n")
     assert not labelled.read_conll(path, Columns(), label_required=False).labelled
     with pytest.raises(UserError, match="one column"):
         labelled.read_conll(path, Columns(), label_required=True)
 
 
-TABLE, NAMED = labelled.read_table, Columns("text", "", "label")
+TABLE, NAMED = labelled.read_table, OWN
 TEXT_MISTAKES = {
     "empty file": (TABLE, NAMED, "", "has no examples"),
     "header only": (TABLE, NAMED, "text\tlabel\n", "no examples"),
@@ -569,7 +535,7 @@ TEXT_MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", TEXT_MISTAKES)
-def test_an_invalid_file_is_refused_with_the_place(tmp_path: Path, mistake: str) -> None:
+def test_an_invalid_file_is_refused_with_the_place(tmp_path, mistake):
     reader, columns, text, message = TEXT_MISTAKES[mistake]
     path = write(tmp_path / "file.txt", text)
     with pytest.raises(UserError, match=message) as caught:
@@ -579,16 +545,14 @@ def test_an_invalid_file_is_refused_with_the_place(tmp_path: Path, mistake: str)
 
 
 @pytest.mark.parametrize("ending", ["gz", "xz"])
-def test_a_truncated_compressed_file_is_refused(tmp_path: Path, ending: str) -> None:
-    whole = {"gz": gzip.compress, "xz": lzma.compress}[ending](
-        "".join(f"word {n}\t{n}\n" for n in range(9999)).encode()
-    )
+def test_a_truncated_compressed_file_is_refused(tmp_path, ending):
+    whole = COMPRESS[f".{ending}"]("".join(f"word {n}\t{n}\n" for n in range(9999)).encode())
     path = write(tmp_path / f"a.tsv.{ending}", whole[: len(whole) // 2])
     with pytest.raises(UserError, match="cut short or damaged"):
         labelled.read_table(path, Columns("0", "", "1"), label_required=True)
 
 
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         labelled.read_table(tmp_path / "none.tsv", NAMED, label_required=True)
     with pytest.raises(UserError, match="is a folder"):
@@ -599,12 +563,12 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     ("name", "kind"),
     [("a.tsv", "table"), ("a.tsv.xz", "table"), ("a.txt", "table"), ("a.conllu.gz", "conllu"), ("a.iob2", "conll")],
 )
-def test_the_ending_determines_the_kind(name: str, kind: str) -> None:
+def test_the_ending_determines_the_kind(name, kind):
     assert tables.kind_of_file(Path("folder.conllu") / name) == kind
 
 
 @pytest.mark.parametrize("listed", ["Sequence", "List"])  # as datasets 2 and 3, and as datasets 4 writes it
-def test_numbers_of_tags_become_the_names_that_a_parquet_file_gives_them(tmp_path: Path, listed: str) -> None:
+def test_numbers_of_tags_become_the_names_that_a_parquet_file_gives_them(tmp_path, listed):
     tags = {"feature": {"names": ["O", "B-X"], "_type": "ClassLabel"}, "_type": listed}
     table = pa.table({"tokens": [["a", "b"], ["c"]], "ner_tags": [[0, 1], [0]]})
     schema = {"huggingface": json.dumps({"info": {"features": {"ner_tags": tags}}})}
@@ -613,7 +577,7 @@ def test_numbers_of_tags_become_the_names_that_a_parquet_file_gives_them(tmp_pat
     assert [item.tags for item in split.items] == [("O", "B-X"), ("O",)] and split.class_names == ("O", "B-X")
 
 
-def test_lists_of_prepared_data_are_those_of_json() -> None:
+def test_lists_of_prepared_data_are_those_of_json():
     example = {"tokens": [b"caf\xc3\xa9", b"b"], "tags": [np.int64(0), np.float32(0.5)], "more": {"text": [b"c"]}}
     assert tables.plain_value(example) == {"tokens": ["café", "b"], "tags": [0, 0.5], "more": {"text": ["c"]}}
 
@@ -626,13 +590,13 @@ def test_lists_of_prepared_data_are_those_of_json() -> None:
         ("spans", "a\tDET\nb\tNOUN\n", "line 1: the tag does not mark an entity"),
     ],
 )
-def test_a_tag_that_is_none_is_a_mistake(tmp_path: Path, kind: str, text: str, said: str) -> None:
+def test_a_tag_that_is_none_is_a_mistake(tmp_path, kind, text, said):
     task, path = KINDS[kind]("own"), write(tmp_path / "a.conll", text)
     with pytest.raises(UserError, match=said):
         task.read(path, Columns(), True)
 
 
-def test_a_file_without_any_tag_is_unlabelled(tmp_path: Path) -> None:
+def test_a_file_without_any_tag_is_unlabelled(tmp_path):
     task, path = TaggingTask("own"), write(tmp_path / "a.conll", "a\t\n\nb\t\n")
     split = task.read(path, Columns(), False)
     assert not split.labelled and [item.words for item in split.items] == [("a",), ("b",)]
@@ -644,7 +608,7 @@ def test_a_file_without_any_tag_is_unlabelled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("withheld", [None, []])
 @pytest.mark.parametrize("kind", ["tagging", "token_regression"])
-def test_lists_of_words_without_any_label_are_unlabelled(tmp_path: Path, kind: str, withheld: list | None) -> None:
+def test_lists_of_words_without_any_label_are_unlabelled(tmp_path, kind, withheld):
     pq.write_table(pa.table({"tokens": [["a", "b"], ["c"]], "labels": [withheld] * 2}), tmp_path / "a.parquet")
     rows = "".join(json.dumps({"tokens": words, "labels": withheld}) + "\n" for words in (["a", "b"], ["c"]))
     for path in (tmp_path / "a.parquet", write(tmp_path / "a.jsonl", rows)):
@@ -654,7 +618,7 @@ def test_lists_of_words_without_any_label_are_unlabelled(tmp_path: Path, kind: s
             KINDS[kind]("own").read(path, Columns(), True)
 
 
-def test_a_list_of_labels_that_is_missing_among_others_is_a_mistake(tmp_path: Path) -> None:
+def test_a_list_of_labels_that_is_missing_among_others_is_a_mistake(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"tokens": ["a"], "labels": ["N"]}\n{"tokens": ["b"], "labels": null}\n')
     with pytest.raises(UserError, match="line 2: labels is None; expected a list of 1"):
         TaggingTask("own").read(path, Columns(), False)
@@ -677,20 +641,18 @@ def texts(split: Split[Any]) -> list[tuple[str, str | None]]:
     return [(item.text, item.text_pair) for item in split.items]
 
 
-def test_a_tab_parts_the_texts_of_a_pair() -> None:
+def test_a_tab_parts_the_texts_of_a_pair():
     assert texts(parse(PAIRS, "one text\tanother", "b\tc")) == [("one text", "another"), ("b", "c")]
     assert texts(parse(RECORD_TEXTS, "one text")) == [("one text", None)]
     assert texts(parse(UNKNOWN, "a\tb")) == [("a", "b")]
     assert texts(parse(UNKNOWN, "a")) == [("a", None)]
 
 
-def test_fields_have_the_columns_names_or_the_general_ones() -> None:
+def test_fields_have_the_columns_names_or_the_general_ones():
     assert texts(parse(RECORD_TEXTS, {"review": "good", "stars": 3, "text": "other"})) == [("good", None)]
     assert texts(parse(RECORD_TEXTS, {"text": "good"})) == [("good", None)]
-    assert texts(parse(PAIRS, {"question2": "b", "question1": "a"}, {"text": "c", "text_pair": "d"})) == [
-        ("a", "b"),
-        ("c", "d"),
-    ]
+    pairs = parse(PAIRS, {"question2": "b", "question1": "a"}, {"text": "c", "text_pair": "d"})
+    assert texts(pairs) == [("a", "b"), ("c", "d")]
     assert texts(parse(UNKNOWN, {"text": "a", "text_pair": None})) == [("a", None)]
 
 
@@ -709,13 +671,13 @@ def test_fields_have_the_columns_names_or_the_general_ones() -> None:
         (TAGS, [{"tokens": ["a", "c"], "text": "a b"}], "the token 'c' is not in the text after character 1"),
     ],
 )
-def test_invalid_records_are_refused_with_their_line(task: Task, contents: list[Any], said: str) -> None:
+def test_invalid_records_are_refused_with_their_line(task, contents, said):
     with pytest.raises(UserError, match=r"^input.txt line") as error:
         parse(task, *contents)
     assert said in str(error.value)
 
 
-def test_words_of_text_and_given_words_keep_their_places() -> None:
+def test_words_of_text_and_given_words_keep_their_places():
     (split,) = parse(TAGS, "Ann's (1,5) €").items
     assert split.words == ("Ann", "'", "s", "(", "1", ",", "5", ")", "€")
     assert [split.text[start:end] for start, end in split.offsets] == list(split.words)
@@ -733,11 +695,11 @@ def test_words_of_text_and_given_words_keep_their_places() -> None:
         ("cafe\u0301 =\u0338.", ["cafe\u0301", "=\u0338", "."]),
     ],
 )
-def test_what_combines_with_a_symbol_stays_with_it(text: str, words: list[str]) -> None:
+def test_what_combines_with_a_symbol_stays_with_it(text, words):
     assert [text[start:end] for start, end in split_words(text)] == words
 
 
-def test_words_are_read_from_the_column_of_the_training_file() -> None:
+def test_words_are_read_from_the_column_of_the_training_file():
     task = TaggingTask("own", ("O", "B-X"), columns=Columns("forms", "", "ner"))
     objects = [{"forms": ["a", "b"], "tokens": ["c"]}, {"tokens": ["c"]}, {"forms": "a b"}, {"text": "a b"}]
     assert [item.words for item in parse(task, *objects).items] == [("a", "b"), ("c",), ("a", "b"), ("a", "b")]
@@ -750,7 +712,7 @@ def test_words_are_read_from_the_column_of_the_training_file() -> None:
 
 
 @given(st.text())
-def test_splitting_keeps_all_but_white_space_and_marks_stand_alone(text: str) -> None:
+def test_splitting_keeps_all_but_white_space_and_marks_stand_alone(text):
     words = [text[start:end] for start, end in split_words(text)]
     assert "".join(words) == "".join(text.split())
     kinds = [[unicodedata.category(character)[0] for character in word] for word in words]

@@ -48,7 +48,7 @@ def rows(tmp_path: Path, letters: Tokenizer) -> LabelledWordRows:
     return rows_of(path, letters)
 
 
-def test_numbers_stand_on_first_pieces_and_what_is_missing_weighs_nothing(rows: LabelledWordRows) -> None:
+def test_numbers_stand_on_first_pieces_and_what_is_missing_weighs_nothing(rows):
     batch = rows.batch(np.array([0, 1, -1]), 8)
     assert batch.labels.tolist()[0] == [0, 1.5, 0, 0, 0, 0, -2, 0]  # [CLS] c ##a ##t i ##s a [SEP]
     assert batch.labels.tolist()[1] == [0, 0.25, 0, 0, 0, 0, 0, 0]  # [CLS] b ##e a ##b [SEP]
@@ -56,7 +56,7 @@ def test_numbers_stand_on_first_pieces_and_what_is_missing_weighs_nothing(rows: 
     assert TASK.describe(rows).counts == {"words": 5, "words_with_number": 3}
 
 
-def test_lists_in_json_lines_are_the_same_sentences(tmp_path: Path, rows: LabelledWordRows, letters: Tokenizer) -> None:
+def test_lists_in_json_lines_are_the_same_sentences(tmp_path, rows, letters):
     path = tmp_path / "train.jsonl"
     sentences = [(["cat", "is", "a"], [1.5, None, -2]), (["be", "ab"], [0.25, None])]
     path.write_text("".join(json.dumps({"tokens": words, "labels": labels}) + "\n" for words, labels in sentences))
@@ -64,7 +64,7 @@ def test_lists_in_json_lines_are_the_same_sentences(tmp_path: Path, rows: Labell
         np.testing.assert_array_equal(array, getattr(rows, name))
 
 
-def test_the_loss_is_the_mean_square_over_words_with_a_number(rows: LabelledWordRows) -> None:
+def test_the_loss_is_the_mean_square_over_words_with_a_number(rows):
     model = ModelConfig(vocab_size=60, layers=1, width=16, heads=2, feed_forward=24, max_positions=16)
     objective, draw = TASK.objective(), np.random.default_rng(0)
     abstract = abstract_params(model, objective.heads)
@@ -82,7 +82,7 @@ def test_the_loss_is_the_mean_square_over_words_with_a_number(rows: LabelledWord
     assert float(loss) == pytest.approx(((guesses - [1.5, -2, 0.25]) ** 2).sum(), rel=1e-5)
 
 
-def test_metrics_are_over_words_that_have_a_number_and_answers_are_of_all(rows: LabelledWordRows) -> None:
+def test_metrics_are_over_words_that_have_a_number_and_answers_are_of_all(rows):
     answers = [np.arange(8, dtype=np.float32) * factor for factor in (1, -3)]
     truth, guess = [1.5, -2, 0.25], [1, 6, -3]
     found = TASK.measure(rows, answers)
@@ -95,7 +95,7 @@ def test_metrics_are_over_words_that_have_a_number_and_answers_are_of_all(rows: 
     ]
 
 
-def test_raw_text_is_answered_with_places(letters: Tokenizer) -> None:
+def test_raw_text_is_answered_with_places(letters):
     rows = TASK.encode(TASK.parse(Path("in"), [InputRecord(1, "a cat.")]), letters)
     (told,) = TASK.predictions(rows, [np.arange(8, dtype=np.float32)] * rows.count)
     assert (told["words"], told["offsets"]) == (["a", "cat", "."], [[0, 1], [2, 5], [5, 6]])
@@ -113,17 +113,13 @@ def test_raw_text_is_answered_with_places(letters: Tokenizer) -> None:
         ("a.jsonl", '{"tokens": "a", "labels": [1]}\n', "line 1: tokens is 'a'; expected a list of words"),
     ],
 )
-def test_an_invalid_number_is_refused_with_file_and_line(
-    tmp_path: Path, letters: Tokenizer, name: str, text: str, said: str
-) -> None:
+def test_an_invalid_number_is_refused_with_file_and_line(tmp_path, letters, name, text, said):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=said):
         rows_of(tmp_path / name, letters)
 
 
-def test_equal_numbers_are_reported_to_leave_correlations_undefined(
-    tmp_path: Path, rows: LabelledWordRows, letters: Tokenizer
-) -> None:
+def test_equal_numbers_are_reported_to_leave_correlations_undefined(tmp_path, rows, letters):
     assert TASK.describe(rows).remarks == []
     path = tmp_path / "dev.conll"
     path.write_text("cat\t1.5\nis\t-\na\t1.5\n")
@@ -131,14 +127,14 @@ def test_equal_numbers_are_reported_to_leave_correlations_undefined(
     assert TASK.describe(rows_of(path, letters)).remarks == [said]
 
 
-def test_truncation_is_reported_in_words(tmp_path: Path, letters: Tokenizer) -> None:
+def test_truncation_is_reported_in_words(tmp_path, letters):
     path = tmp_path / "train.conll"
     path.write_text("abcdefgh\t1\nabcdefghi\t2\n")
     told = measurement.remarks(rows_of(path, letters), TASK)
     assert told == [f"{path}: 2 words lost tokens to task.max_length=8"]  # of one sentence
 
 
-def test_a_file_without_any_number_is_labelled_only_where_numbers_are_required(tmp_path: Path) -> None:
+def test_a_file_without_any_number_is_labelled_only_where_numbers_are_required(tmp_path):
     path = tmp_path / "test.conll"
     path.write_text("cat\t_\nis\t-\n\nbe\t_\n")
     assert not TASK.read(path, TASK.columns, False).labelled and TASK.read(path, TASK.columns, True).labelled
@@ -152,7 +148,7 @@ KINDS = {"regression": Heads(pooler=True, classes=1), "token_regression": Heads(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_scaled_head_predicts_in_the_units_of_the_files_and_so_does_its_export(kind: str, tmp_path: Path) -> None:
+def test_a_scaled_head_predicts_in_the_units_of_the_files_and_so_does_its_export(kind, tmp_path):
     task = {"name": "own", "kind": kind, "labels": [], "max_length": 16, "target_mean": 4e5, "target_std": 2e5}
     model = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), KINDS[kind], task=task)
     plain = dataclasses.replace(model, task={**task, "target_mean": 0.0, "target_std": 1.0})
@@ -175,7 +171,7 @@ def test_a_scaled_head_predicts_in_the_units_of_the_files_and_so_does_its_export
     np.testing.assert_allclose(numbers(run), wanted, rtol=1e-5)
 
 
-def test_the_loss_is_that_of_standardized_targets_and_the_metrics_are_in_units(tmp_path: Path) -> None:
+def test_the_loss_is_that_of_standardized_targets_and_the_metrics_are_in_units(tmp_path):
     task = {"name": "own", "kind": "regression", "labels": [], "max_length": 16, "metrics": ["mse"]}
     mean, deviation = np.mean(PRICES), np.std(PRICES)
     task |= {"target_mean": float(mean), "target_std": float(deviation)}
@@ -198,9 +194,7 @@ def test_the_loss_is_that_of_standardized_targets_and_the_metrics_are_in_units(t
         ("yes", (7, 7), (7, 1)),
     ],
 )
-def test_the_scale_is_that_of_the_training_file_where_it_is_wanted(
-    given: str, scores: tuple[float, ...], scale: tuple[float, float]
-) -> None:
+def test_the_scale_is_that_of_the_training_file_where_it_is_wanted(given, scores, scale):
     items = tuple(Example("a", None, str(score), line) for line, score in enumerate(scores, 2))
     task = RegressionTask("own", scale_targets=given).complete(Split(Path("a.tsv"), items, True))
     assert (task.target_mean, task.target_std) == scale and task.metrics == ("pearson", "spearman")

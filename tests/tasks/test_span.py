@@ -53,7 +53,7 @@ def written(folder: Path, *objects: Any) -> Path:
     return path
 
 
-def test_spans_nest_and_relations_are_between_them(tmp_path: Path) -> None:
+def test_spans_nest_and_relations_are_between_them(tmp_path):
     split = read_spans(written(tmp_path, GOOD, {"tokens": ["No"], "spans": []}), Columns(), True, relations=False)
     first, second = split.items
     assert first.spans == (Span("ORG", 0, 3), Span("LOC", 2, 3), Span("", 4, 5))
@@ -61,7 +61,7 @@ def test_spans_nest_and_relations_are_between_them(tmp_path: Path) -> None:
     assert second.spans == () and second.line == 2 and split.labelled
 
 
-def test_a_file_without_what_is_asked_for_is_not_labelled(tmp_path: Path) -> None:
+def test_a_file_without_what_is_asked_for_is_not_labelled(tmp_path):
     path = written(tmp_path, {"tokens": ["a"], "spans": [{"start": 0, "end": 1, "label": "X"}]})
     assert read_spans(path, Columns(), False, relations=False).labelled
     assert not read_spans(path, Columns(), False, relations=True).labelled
@@ -82,31 +82,25 @@ def test_a_file_without_what_is_asked_for_is_not_labelled(tmp_path: Path) -> Non
             {"spans": [{"start": 0, "end": True, "label": "X"}]},
             r"spans\[0\] is .*word indices from 0, the end exclusive",
         ),
-        (
-            {"spans": [{"start": 2, "end": 2, "label": "X"}]},
-            "is from word 2 to 2, but the sentence has",
-        ),
+        ({"spans": [{"start": 2, "end": 2, "label": "X"}]}, "is from word 2 to 2, but the sentence has"),
         ({"spans": [{"start": 2, "end": 6, "label": "X"}]}, r"is from word 2 to 6"),
-        (
-            {"relations": [{"head": 0, "tail": 3, "label": "r"}]},
-            r"relations\[0\] is from span 0 to 3; expected the indices",
-        ),
+        ({"relations": [{"head": 0, "tail": 3, "label": "r"}]}, r"relations\[0\] is from span 0 to 3; expected the"),
         ({"relations": [{"head": 0, "tail": 0, "label": "r"}]}, r"two different spans \(the line has 3\)"),
         ({"relations": [{"head": 0, "tail": 1}]}, "expected an object like"),
         ({"relations": 4}, "relations is 4; expected a list of relations"),
     ],
 )
-def test_an_invalid_line_is_refused_with_its_number(tmp_path: Path, change: dict, said: str) -> None:
+def test_an_invalid_line_is_refused_with_its_number(tmp_path, change, said):
     with pytest.raises(UserError, match=rf"train.jsonl line 2: .*{said}"):
         read_spans(written(tmp_path, GOOD, GOOD | change), Columns(), True, relations=True)
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"train.tsv: spans are read from .jsonl or .parquet"):
         read_spans(tmp_path / "train.tsv", Columns(), True, relations=False)
 
 
-def test_relations_between_given_spans_are_predicted_for_a_file_without_any(tmp_path: Path) -> None:
+def test_relations_between_given_spans_are_predicted_for_a_file_without_any(tmp_path):
     task = SpanPairTask("own", relations_between="given")
     bare = {name: GOOD[name] for name in ("tokens", "spans")}
     split = task.read(written(tmp_path, bare), Columns(), False)
@@ -117,7 +111,7 @@ def test_relations_between_given_spans_are_predicted_for_a_file_without_any(tmp_
         task.read(written(tmp_path, bare), Columns(), True)
 
 
-def test_a_file_whose_labels_are_all_null_is_not_labelled(tmp_path: Path) -> None:
+def test_a_file_whose_labels_are_all_null_is_not_labelled(tmp_path):
     withheld = GOOD | {"spans": None, "relations": None}
     for relations, name in ((False, "spans"), (True, "relations")):
         path = written(tmp_path, withheld, withheld)
@@ -155,7 +149,7 @@ NESTED = split_of(
 
 
 @pytest.mark.parametrize("scores", ["binary", "classes"])
-def test_each_span_of_a_row_learns_its_types_and_all_others_that_they_are_none(letters: Tokenizer, scores: str) -> None:
+def test_each_span_of_a_row_learns_its_types_and_all_others_that_they_are_none(letters, scores):
     task = replace(TASK, span_scores=scores)
     rows = task.encode(NESTED, letters)
     batch = rows.batch(np.array([2, 0, -1]), 12)
@@ -173,7 +167,7 @@ def test_each_span_of_a_row_learns_its_types_and_all_others_that_they_are_none(l
                     assert (said == 0) == (not types) and (said == 0 or task.labels[said - 1] in types)
 
 
-def test_a_row_without_special_tokens_has_a_place_for_each_word(letters: Tokenizer) -> None:
+def test_a_row_without_special_tokens_has_a_place_for_each_word(letters):
     bare = copy.copy(letters)
     bare.begin = bare.end = 0
     words = [chr(ord("a") + number) for number in range(12)]
@@ -182,24 +176,18 @@ def test_a_row_without_special_tokens_has_a_place_for_each_word(letters: Tokeniz
     assert batch.labels.words.tolist() == [[1] * 12] and batch.labels.types[0, 11, 0].any()
 
 
-def test_relations_are_trained_between_the_labelled_spans_of_a_row(letters: Tokenizer) -> None:
+def test_relations_are_trained_between_the_labelled_spans_of_a_row(letters):
     rows = PAIRS.encode(NESTED, letters)
     batch = rows.batch(np.array([0, 1, 2]), 12)
-    assert batch.labels.pair_firsts[0].tolist() == [0, 1, 0, 3] and batch.labels.pair_lengths[2].tolist() == [
-        1,
-        3,
-        0,
-        0,
-    ]
+    assert batch.labels.pair_firsts[0].tolist() == [0, 1, 0, 3]
+    assert batch.labels.pair_lengths[2].tolist() == [1, 3, 0, 0]
     assert batch.labels.relations[0].sum() == batch.labels.relations[0, 1, 3] == 2
     assert batch.labels.relations[2, 0, 1] == batch.labels.relations[2, 1, 0] == 1
     assert batch.labels.relation_weights.sum(axis=(1, 2)).tolist() == [12, 0, 2]
 
 
-def test_what_rows_cannot_hold_is_counted_and_still_measured(letters: Tokenizer) -> None:
-    long = split_of(
-        ("a b c d e f g h", [Span("X", 0, 4), Span("X", 5, 7), Span("Y", 4, 5)], [Relation("r", 1, 2)]),
-    )
+def test_what_rows_cannot_hold_is_counted_and_still_measured(letters):
+    long = split_of(("a b c d e f g h", [Span("X", 0, 4), Span("X", 5, 7), Span("Y", 4, 5)], [Relation("r", 1, 2)]))
     task = replace(PAIRS, max_length=8)  # a row holds six of its words
     rows = task.encode(long, letters)
     counts = {"words": 8, "spans": 1, "spans_too_long": 1, "spans_cut": 1, "relations": 0, "relations_lost": 1}
@@ -208,7 +196,7 @@ def test_what_rows_cannot_hold_is_counted_and_still_measured(letters: Tokenizer)
     assert found == {"relation_f1": 0, "relation_recall": 0, "f1": pytest.approx(2 / 4)}
 
 
-def test_an_unknown_type_is_refused_with_its_line(letters: Tokenizer) -> None:
+def test_an_unknown_type_is_refused_with_its_line(letters):
     with pytest.raises(UserError, match=r"train.jsonl line 1: unknown label 'Z'; the task's labels are: 'X', 'Y'"):
         TASK.encode(split_of(("a", [Span("Z", 0, 1)], [])), letters)
 
@@ -231,20 +219,13 @@ def answer(
     return SpanAnswer(places, scores, *pairs, relations, np.full(relations.shape, 0.75, np.float32))
 
 
+PLACES = st.tuples(st.integers(0, 3), st.integers(1, 3), st.integers(0, 1))  # first word, length, type
+SCORES = st.sampled_from([0.1, 0.3, 0.5, 0.8])
+
+
 @settings(deadline=None, max_examples=50)
-@given(
-    guesses=st.tuples(
-        *(
-            st.dictionaries(
-                st.tuples(st.integers(0, 3), st.integers(1, 3), st.integers(0, 1)),
-                st.sampled_from([0.1, 0.3, 0.5, 0.8]),
-                max_size=2 * len(item.words),
-            )
-            for item in NESTED.items
-        )
-    )
-)
-def test_spans_are_measured_as_sets_at_the_best_threshold(letters: Tokenizer, guesses: tuple[dict, ...]) -> None:
+@given(guesses=st.tuples(*(st.dictionaries(PLACES, SCORES, max_size=2 * len(item.words)) for item in NESTED.items)))
+def test_spans_are_measured_as_sets_at_the_best_threshold(letters, guesses):
     rows = TASK.encode(NESTED, letters)
     truth = {(number, span) for number, item in enumerate(NESTED.items) for span in item.spans}
     answers = [answer(TASK, rows, row, guess) for row, guess in enumerate(guesses)]
@@ -268,7 +249,7 @@ def test_spans_are_measured_as_sets_at_the_best_threshold(letters: Tokenizer, gu
     assert TASK.calibrated({}).threshold == 0.5 and task.calibrated({}) == task
 
 
-def test_without_a_threshold_a_file_is_measured_at_that_of_predictions(tmp_path: Path) -> None:
+def test_without_a_threshold_a_file_is_measured_at_that_of_predictions(tmp_path):
     path = tmp_path / "dev.jsonl"
     spans = [{"start": 0, "end": 2, "label": "X"}, {"start": 2, "end": 3, "label": "Y"}]
     path.write_text("".join(json.dumps({"tokens": words.split(), "spans": spans}) + "\n" for words in WORDS_OF_LINES))
@@ -286,7 +267,7 @@ def test_without_a_threshold_a_file_is_measured_at_that_of_predictions(tmp_path:
     pairs=st.lists(st.tuples(st.sampled_from(np.linspace(0.05, 0.95, 7).tolist()), st.booleans()), max_size=12),
     missed=st.integers(0, 3),
 )
-def test_the_calibrated_threshold_is_the_best_of_all(pairs: list[tuple[float, bool]], missed: int) -> None:
+def test_the_calibrated_threshold_is_the_best_of_all(pairs, missed):
     scores, true = np.array([pair[0] for pair in pairs], float), np.array([pair[1] for pair in pairs], bool)
     total = int(true.sum()) + missed
 
@@ -299,7 +280,7 @@ def test_the_calibrated_threshold_is_the_best_of_all(pairs: list[tuple[float, bo
     assert f1(found) == max(map(f1, [found, *np.linspace(0, 1, 50)]))
 
 
-def test_a_relation_is_right_with_its_spans_their_types_and_its_label(letters: Tokenizer) -> None:
+def test_a_relation_is_right_with_its_spans_their_types_and_its_label(letters):
     rows = PAIRS.encode(NESTED, letters)
     answers = [
         # Right; and a relation to a span below the threshold, which is not predicted.
@@ -316,7 +297,7 @@ def test_a_relation_is_right_with_its_spans_their_types_and_its_label(letters: T
     assert told[1] == {"words": ["g", "h"], "spans": [], "relations": []}
 
 
-def test_given_spans_are_read_from_what_is_predicted_and_answered_by_their_places(letters: Tokenizer) -> None:
+def test_given_spans_are_read_from_what_is_predicted_and_answered_by_their_places(letters):
     task = replace(PAIRS, relations_between="given", metrics=("relation_f1",), labels=())
     given_spans = [{"start": 0, "end": 2}, {"start": 1, "end": 2, "label": "any"}]
     split = task.parse(Path("in"), [InputRecord(1, {"text": "ann lee", "spans": given_spans})])
@@ -332,7 +313,7 @@ def test_given_spans_are_read_from_what_is_predicted_and_answered_by_their_place
         task.parse(Path("in"), [InputRecord(1, {"text": "ann lee"})])
 
 
-def test_given_spans_of_the_same_words_are_related_once(letters: Tokenizer) -> None:
+def test_given_spans_of_the_same_words_are_related_once(letters):
     task = replace(PAIRS, relations_between="given", metrics=("relation_precision",))
     spans = [Span("X", 0, 1), Span("Y", 0, 1), Span("X", 1, 2)]
     rows = task.encode(split_of(("a b", spans, [Relation("r", 0, 2), Relation("r", 1, 2)])), letters)
@@ -347,7 +328,7 @@ def test_given_spans_of_the_same_words_are_related_once(letters: Tokenizer) -> N
     assert task.measure(rows, [answer]) == {"relation_precision": 1.0}
 
 
-def test_a_training_file_determines_types_relations_and_the_longest_span() -> None:
+def test_a_training_file_determines_types_relations_and_the_longest_span():
     bare = replace(PAIRS, labels=(), relation_labels=(), max_span=0, metrics=(), threshold=0.0)
     found = bare.complete(NESTED)
     assert (found.labels, found.relation_labels, found.max_span) == (("X", "Y"), ("r", "s"), 3)
@@ -356,7 +337,7 @@ def test_a_training_file_determines_types_relations_and_the_longest_span() -> No
         bare.complete(split_of(("a", [Span("X", 0, 1)], [])))
 
 
-def test_a_file_of_entity_tags_is_one_of_flat_spans(tmp_path: Path) -> None:
+def test_a_file_of_entity_tags_is_one_of_flat_spans(tmp_path):
     path = tmp_path / "train.conll"
     path.write_text("EU I-ORG\nsays O\n\nAnn B-PER\nLee I-PER\nEve B-PER\n")
     split = TASK.read(path, Columns(), True)
@@ -397,7 +378,7 @@ def computed(name: str, params: dict, batch: TaskBatch) -> tuple:
     overlap=st.sampled_from(["flat", "nested"]),
     threshold=st.sampled_from([0.0, 0.3, 0.6]),
 )
-def test_of_spans_that_overlap_the_most_probable_are_kept(found: dict, overlap: str, threshold: float) -> None:
+def test_of_spans_that_overlap_the_most_probable_are_kept(found, overlap, threshold):
     """No kept spans clash, by the sets of their words, and a dropped one clashes with a kept one that is as likely."""
     scored = {Span(label, first, first + length): score for (label, first, length), score in found.items()}
     (kept,) = without_overlaps([scored], overlap)
@@ -416,7 +397,7 @@ def test_of_spans_that_overlap_the_most_probable_are_kept(found: dict, overlap: 
 
 
 @pytest.mark.parametrize("overlap", ["flat", "nested"])
-def test_predictions_and_metrics_are_of_the_spans_that_are_kept(letters: Tokenizer, overlap: str) -> None:
+def test_predictions_and_metrics_are_of_the_spans_that_are_kept(letters, overlap):
     task = replace(PAIRS, span_overlap=overlap, threshold=0.2)
     rows = task.encode(NESTED, letters)
     guesses = {(0, 1, 0): 0.9, (0, 2, 0): 0.8, (1, 2, 1): 0.7}  # the second contains the first; the third crosses it
@@ -426,7 +407,7 @@ def test_predictions_and_metrics_are_of_the_spans_that_are_kept(letters: Tokeniz
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.2, 0.6])
-def test_a_relation_is_predicted_from_its_threshold_or_where_it_is_likelier_than_none(threshold: float) -> None:
+def test_a_relation_is_predicted_from_its_threshold_or_where_it_is_likelier_than_none(threshold):
     objective = replace(PAIRS, relation_threshold=threshold).objective()
     logits = np.random.default_rng(0).normal(0, 2, (1, 6, 6, 3)).astype(np.float32)
     shares = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
@@ -440,7 +421,7 @@ def test_a_relation_is_predicted_from_its_threshold_or_where_it_is_likelier_than
 
 @pytest.mark.parametrize(("name", "kind"), [("endpoints", ("hidden", "mean")), ("boundary", ("networks", "mean"))]
                          + [("content", ("networks", "attention"))])  # fmt: skip
-def test_a_key_chooses_the_vectors_of_spans(name: str, kind: tuple[str, str]) -> None:
+def test_a_key_chooses_the_vectors_of_spans(name, kind):
     heads = replace(PAIRS, span_vectors=name).objective().heads
     assert (heads.spans.boundaries, heads.spans.content) == kind
 
@@ -455,7 +436,7 @@ def test_a_key_chooses_the_vectors_of_spans(name: str, kind: tuple[str, str]) ->
         ({"relations_between": "given", "metrics": ("f1",)}, "unknown metric 'f1'"),
     ],
 )
-def test_span_options_that_cannot_be_are_refused(changes: dict, said: str) -> None:
+def test_span_options_that_cannot_be_are_refused(changes, said):
     with pytest.raises(UserError, match=said):
         replace(PAIRS, **changes)
 
@@ -469,14 +450,14 @@ def test_span_options_that_cannot_be_are_refused(changes: dict, said: str) -> No
         ({"labels": ("ORG", "PER")}, "task.labels is ORG,PER"),
     ],
 )
-def test_options_of_predicted_spans_are_refused_where_spans_are_given(changes: dict, said: str) -> None:
+def test_options_of_predicted_spans_are_refused_where_spans_are_given(changes, said):
     task = SpanPairTask("own", relations_between="given", **changes)
     with pytest.raises(UserError, match=f"{said}, which applies to predicted spans"):
         task.complete(NESTED)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_padding_and_fillers_change_neither_loss_nor_answers(letters: Tokenizer, name: str) -> None:
+def test_padding_and_fillers_change_neither_loss_nor_answers(letters, name):
     task = VARIANTS[name]
     rows = task.encode(NESTED, letters)
     found = [jax.device_get(computed(name, params_of(name), rows.batch(np.array(order), length)))
@@ -524,7 +505,7 @@ def bracketed(draw: np.random.Generator) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_a_model_learns_nested_spans_and_their_relations(tmp_path: Path, learning_letters: Tokenizer) -> None:
+def test_a_model_learns_nested_spans_and_their_relations(tmp_path, learning_letters):
     draw = np.random.default_rng(0)
     for name, count in (("train", 400), ("dev", 60), ("test", 60)):
         lines = (json.dumps(bracketed(draw)) + "\n" for _ in range(count))

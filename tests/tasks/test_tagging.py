@@ -52,7 +52,6 @@ from bert_jax.tasks.reading.inputs import InputRecord
 from bert_jax.tasks.rows import Sentence, Span, Split, TaskBatch
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization import tokenizer as tokenizer_lib
-from bert_jax.tokenization.tokenizer import Tokenizer
 
 letters = tiny_finetuning.letters  # a fixture
 
@@ -76,7 +75,7 @@ def split_of(*sentences: list[tuple[str, str]]) -> Split[Sentence]:
     return Split(Path("train.conll"), tuple(items), labelled=True)
 
 
-def test_the_tag_stands_on_the_first_piece_of_each_word(letters: Tokenizer) -> None:
+def test_the_tag_stands_on_the_first_piece_of_each_word(letters):
     rows = TASK.encode(split_of([("cat", "X"), ("is", "V")], [("a", "N")]), letters)
     batch = rows.batch(np.array([0, 1]), 8)
     assert letters.tokens(batch.input_ids[0]) == ["[CLS]", "c", "##a", "##t", "i", "##s", "[SEP]", "[PAD]"]
@@ -86,7 +85,7 @@ def test_the_tag_stands_on_the_first_piece_of_each_word(letters: Tokenizer) -> N
     assert batch.labels.words.tolist() == [[0, 1, 1, 1, 2, 2, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
 
 
-def test_all_pieces_of_a_word_learn_its_tag(letters: Tokenizer) -> None:
+def test_all_pieces_of_a_word_learn_its_tag(letters):
     task = replace(TASK, label_subwords="all")
     rows = task.encode(split_of([("cat", "X"), ("is", "V")], [("a", "N")]), letters)
     batch = rows.batch(np.array([0, 1]), 8)
@@ -119,9 +118,7 @@ def answers_of(task: Task, rows: TagRows, logits: np.ndarray, crf: dict | None =
         (("O", "I-LOC", "I-PER"), ["I-PER", "I-PER", "O", "I-LOC", "I-LOC", "I-LOC"]),
     ],
 )
-def test_entities_are_those_of_the_file_where_the_labels_lack_beginnings(
-    letters: Tokenizer, labels: tuple[str, ...], written: list[str]
-) -> None:
+def test_entities_are_those_of_the_file_where_the_labels_lack_beginnings(letters, labels, written):
     task = TaggingTask("own", labels, max_length=16, metrics=("f1", "precision", "recall", "accuracy"))
     tags = ["B-PER", "B-PER", "O", "B-LOC", "B-LOC", "I-LOC"]
     for file in (tags, ["I-PER", "B-PER", "O", "I-LOC", "B-LOC", "I-LOC"]):
@@ -132,16 +129,12 @@ def test_entities_are_those_of_the_file_where_the_labels_lack_beginnings(
         guessed = tagging.entities(written)
         right = len({*guessed} & {*tagging.entities(tags)})
         assert (found["precision"], found["recall"]) == (right / len(guessed), right / 4)
-        assert found["accuracy"] == np.mean(
-            [
-                one == true
-                for one, true in zip(written, ["I-PER", "B-PER", *file[2:3], "I-LOC", "B-LOC", "I-LOC"], strict=True)
-            ]
-        )
+        truth = np.array(["I-PER", "B-PER", *file[2:3], "I-LOC", "B-LOC", "I-LOC"])
+        assert found["accuracy"] == np.mean(np.array(written) == truth)
 
 
 @pytest.mark.parametrize("labels", [("O", "I-PER", "I-LOC"), ("O", "B-LOC", "I-LOC", "I-PER")])
-def test_a_crf_allows_the_tags_of_files_whose_labels_lack_beginnings(labels: tuple[str, ...]) -> None:
+def test_a_crf_allows_the_tags_of_files_whose_labels_lack_beginnings(labels):
     task = TaggingTask("own", labels, max_length=16, metrics=("f1",), crf=True)
     objective = task.objective()
     assert isinstance(objective, TagObjective) and objective.scheme is not None
@@ -151,7 +144,7 @@ def test_a_crf_allows_the_tags_of_files_whose_labels_lack_beginnings(labels: tup
 
 
 @pytest.mark.parametrize("decode", ["first", "mean"])
-def test_a_word_is_decoded_from_its_first_piece_or_from_the_mean_of_all(letters: Tokenizer, decode: str) -> None:
+def test_a_word_is_decoded_from_its_first_piece_or_from_the_mean_of_all(letters, decode):
     task = replace(TASK, label_subwords="all", decode=decode)
     rows = task.encode(split_of([("ab", "X"), ("c", "V")], [("def", "N")]), letters)
     logits = np.random.default_rng(0).normal(size=(2, 8, 3))
@@ -164,7 +157,7 @@ def test_a_word_is_decoded_from_its_first_piece_or_from_the_mean_of_all(letters:
     assert [score for said in told for score in said["tag_scores"]] == pytest.approx([word.max() for word in wanted])
 
 
-def test_a_crf_predicts_the_best_path_and_its_marginals(letters: Tokenizer) -> None:
+def test_a_crf_predicts_the_best_path_and_its_marginals(letters):
     task = TaggingTask("own", ("O", "B-X", "I-X"), max_length=12, metrics=("f1",), crf=True)
     split = replace(split_of([("ab", "O"), ("c", "O"), ("de", "O")]), labelled=False)
     rows = task.encode(split, letters)
@@ -195,18 +188,14 @@ def test_a_crf_predicts_the_best_path_and_its_marginals(letters: Tokenizer) -> N
         (("O", "B-X", "I-X", "I-Y", "I-Z"), r"(O |I-Y |I-Z |I-X (B-X |I-X )*)*"),
     ],
 )
-def test_tags_of_a_sentence_in_several_rows_are_a_sequence_of_their_scheme(
-    letters: Tokenizer, labels: tuple[str, ...], grammar: str
-) -> None:
+def test_tags_of_a_sentence_in_several_rows_are_a_sequence_of_their_scheme(letters, labels, grammar):
     task = TaggingTask("own", labels, max_length=5, metrics=("f1",), crf=True)
     split = replace(split_of(*([("ab", "O"), ("c", "O"), ("de", "O"), ("f", "O")] for _ in range(20))), labelled=False)
     rows = task.encode(split, letters)
     assert rows.count == 40 and not rows.whole.all()
     draw = np.random.default_rng(0)
-    crf = {
-        name: draw.normal(size=size).astype(np.float32)
-        for name, size in (("transitions", (5, 5)), ("start", 5), ("end", 5))
-    }
+    sizes = {"transitions": (5, 5), "start": 5, "end": 5}
+    crf = {name: draw.normal(size=size).astype(np.float32) for name, size in sizes.items()}
     answers = answers_of(task, rows, draw.normal(0, 3, (rows.count, 5, 5)), crf)
     before = rows.by_sentence([labels[tag] for tag in rows.at_words([answer.tags for answer in answers])])
     after = [one["tags"] for one in task.predictions(rows, answers)]
@@ -221,23 +210,20 @@ def test_tags_of_a_sentence_in_several_rows_are_a_sequence_of_their_scheme(
     ("options", "said"),
     [
         ({"decode": "mean"}, "add --config.task.label_subwords=all"),
-        (
-            {"crf": True, "label_subwords": "all"},
-            "task.crf uses the first piece of each word; leave out task.label_subwords=all",
-        ),
+        ({"crf": True, "label_subwords": "all"}, "task.crf uses the first piece of each word"),
         ({"label_subwords": "last"}, "unknown task.label_subwords 'last'; choose from first, all"),
         ({"crf": True, "class_weights": "balanced"}, "which task.crf replaces; remove one of the two"),
         ({"crf_rate": 10.0}, "task.crf_rate is 10.0, but there is no CRF"),
         ({"crf": True, "crf_rate": -1.0}, "task.crf_rate is -1.0. Use a finite number of at least 0"),
     ],
 )
-def test_incompatible_options_are_refused(options: dict, said: str) -> None:
+def test_incompatible_options_are_refused(options, said):
     with pytest.raises(UserError, match=said):
         replace(TASK, **options)
 
 
 @pytest.mark.parametrize("labels", [("O", "B-X", "I-X"), ("O", "B-X", "I-X", "E-X", "S-X")])
-def test_a_file_in_another_scheme_is_encoded_in_that_of_the_labels(letters: Tokenizer, labels: tuple[str, ...]) -> None:
+def test_a_file_in_another_scheme_is_encoded_in_that_of_the_labels(letters, labels):
     task = TaggingTask("own", labels, max_length=16, metrics=("f1",))
     files = [
         ("I-X", "I-X", "O", "I-X", "B-X", "I-X"),
@@ -254,20 +240,20 @@ def test_a_file_in_another_scheme_is_encoded_in_that_of_the_labels(letters: Toke
     assert TASK.describe(broken).counts["irregular_tags"] == 1
 
 
-def test_words_of_byte_level_bpe_have_the_space_before_them(tmp_path: Path) -> None:
+def test_words_of_byte_level_bpe_have_the_space_before_them(tmp_path):
     tokenizer = tokenizer_lib.load(byte_pairs(tmp_path, ["Ġ a", "Ġ b", "Ġa b"]))
     rows = TASK.encode(split_of([("ab", "X"), ("ab", "V"), ("b", "N")], [("b", "N")]), tokenizer)
     assert tokenizer.tokens(rows.input_ids) == ["<s>", "a", "b", "Ġab", "Ġb", "</s>", "<s>", "b", "</s>"]
     np.testing.assert_array_equal(rows.input_ids[1:5], tokenizer.encode("ab ab b"))
 
 
-def test_a_word_without_pieces_becomes_unknown(letters: Tokenizer) -> None:
+def test_a_word_without_pieces_becomes_unknown(letters):
     rows = TASK.encode(split_of([("a", "X"), ("\x00", "V"), ("b", "N")]), letters)
     assert letters.tokens(rows.input_ids) == ["[CLS]", "a", "[UNK]", "b", "[SEP]"]
     assert rows.label_weights.tolist() == [0, 1, 1, 1, 0]
 
 
-def test_only_a_word_longer_than_a_row_is_cut(letters: Tokenizer) -> None:
+def test_only_a_word_longer_than_a_row_is_cut(letters):
     rows = TASK.encode(split_of([("abcdefghij", "X"), ("k", "V")]), letters)
     assert letters.tokens(rows.input_ids[:8]) == ["[CLS]", "a", *(f"##{letter}" for letter in "bcdef"), "[SEP]"]
     assert rows.lengths.tolist() == [8, 3] and rows.truncated == 1
@@ -281,7 +267,7 @@ sentences = st.lists(st.lists(words, min_size=1, max_size=12), min_size=1, max_s
 
 @settings(deadline=None, max_examples=60)
 @given(texts=sentences, max_length=st.integers(8, 16))
-def test_every_word_is_predicted_exactly_once(letters: Tokenizer, texts: list[list[str]], max_length: int) -> None:
+def test_every_word_is_predicted_exactly_once(letters, texts, max_length):
     split = split_of(*([(word, "NVX"[len(word) % 3]) for word in text] for text in texts))
     rows = replace(TASK, max_length=max_length).encode(split, letters)
     flat = [word for text in texts for word in text]
@@ -299,13 +285,13 @@ def test_every_word_is_predicted_exactly_once(letters: Tokenizer, texts: list[li
     assert measure(TASK, rows, (truth + 1) % 3) == {"accuracy": 0.0}
 
 
-def test_a_row_never_holds_words_of_two_sentences(letters: Tokenizer) -> None:
+def test_a_row_never_holds_words_of_two_sentences(letters):
     rows = TASK.encode(split_of([("a", "X")] * 7, [("b", "X")]), letters)
     assert rows.lengths.tolist() == [8, 3, 3]
     assert rows.sentence_offsets.tolist() == [0, 7, 8]
 
 
-def test_a_training_file_of_entities_closes_the_set_of_tags() -> None:
+def test_a_training_file_of_entities_closes_the_set_of_tags():
     task = replace(TASK, labels=(), metrics=())
     found = task.complete(split_of([("EU", "I-ORG"), ("says", "O"), ("Rome", "I-LOC")]))
     assert found.labels == ("O", "B-LOC", "B-ORG", "I-LOC", "I-ORG")
@@ -314,7 +300,7 @@ def test_a_training_file_of_entities_closes_the_set_of_tags() -> None:
     assert (plain.labels, plain.metrics) == (("PROPN", "VERB"), ("accuracy",))
 
 
-def test_entities_are_measured_over_whole_sentences(letters: Tokenizer) -> None:
+def test_entities_are_measured_over_whole_sentences(letters):
     task = TaggingTask("own", ("O", "B-X", "I-X"), max_length=8, metrics=("f1", "accuracy"))
     # A sentence of two rows whose only entity lies across the border.
     split = split_of([(letter, "O") for letter in "abcde"] + [("f", "B-X"), ("g", "I-X"), ("h", "O")])
@@ -326,25 +312,22 @@ def test_entities_are_measured_over_whole_sentences(letters: Tokenizer) -> None:
     assert measure(task, rows, shorter) == {"f1": 0.0, "accuracy": pytest.approx(7 / 8)}
 
 
-def test_an_unknown_tag_is_refused_with_file_and_line(letters: Tokenizer) -> None:
+def test_an_unknown_tag_is_refused_with_file_and_line(letters):
     split = split_of([("a", "N")], [("b", "V"), ("c", "ADJ")])
-    with pytest.raises(
-        UserError, match=r"train.conll line 4: unknown label 'ADJ'; the task's labels are: 'N', 'V', 'X'"
-    ):
+    with pytest.raises(UserError, match=r"train.conll line 4: unknown label 'ADJ'; .* labels are: 'N', 'V', 'X'"):
         TASK.encode(split, letters)
 
 
-def test_the_baseline_takes_the_most_frequent_tag_of_the_word_and_of_all() -> None:
-    train = split_of(
-        [("run", "V"), ("run", "N"), ("run", "V"), ("a", "X")], [("b", "X"), ("c", "X"), ("tie", "V"), ("tie", "N")]
-    )
+def test_the_baseline_takes_the_most_frequent_tag_of_the_word_and_of_all():
+    run, tie = [("run", "V"), ("run", "N"), ("run", "V"), ("a", "X")], [("tie", "V"), ("tie", "N")]
+    train = split_of(run, [("b", "X"), ("c", "X"), *tie])
     test = split_of([("run", "V"), ("run", "N"), ("tie", "N"), ("new", "X"), ("newer", "V")])
     found = tagging.most_frequent_tag_baseline(train, test)
     assert found == tagging.Baseline(accuracy=3 / 5, unknown_accuracy=1 / 2, words=5, unknown_words=2)
     assert math.isnan(tagging.most_frequent_tag_baseline(train, train).unknown_accuracy)
 
 
-def test_entities_are_read_as_conlleval_reads_them_and_lie_in_the_raw_text(letters: Tokenizer) -> None:
+def test_entities_are_read_as_conlleval_reads_them_and_lie_in_the_raw_text(letters):
     task = TaggingTask("own", ("O", "B-P", "I-P", "B-L", "I-L"), max_length=16)
     split = task.parse(Path("in"), [InputRecord(1, "ann lee,of rome"), InputRecord(2, {"tokens": ["rome", "x"]})])
     rows = task.encode(split, letters)
@@ -369,7 +352,7 @@ def test_entities_are_read_as_conlleval_reads_them_and_lie_in_the_raw_text(lette
     }
 
 
-def test_labels_are_in_the_order_of_the_classes_that_a_file_names() -> None:
+def test_labels_are_in_the_order_of_the_classes_that_a_file_names():
     split = split_of([("EU", "B-ORG"), ("says", "O"), ("Rome", "B-LOC")])
     named = replace(split, class_names=("O", "B-ORG", "I-ORG", "B-LOC"))
     task = replace(TASK, labels=(), metrics=())
@@ -384,9 +367,11 @@ def test_labels_are_in_the_order_of_the_classes_that_a_file_names() -> None:
 
 
 ENTITY_METRICS = ("precision", "recall", "f1")
-BIO = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), min_size=1, max_size=9)
+BIO_TAGS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
+BIO = st.lists(st.sampled_from(BIO_TAGS), min_size=1, max_size=9)
 IOBES = st.lists(st.sampled_from(["O", *(f"{m}-{t}" for m in "BIES" for t in "XY")]), min_size=1, max_size=9)
 
+BILOU = st.lists(st.sampled_from(["O", *(f"{m}-{t}" for m in "BILU" for t in "XY")]), min_size=1, max_size=9)
 BARE_IOBES = st.lists(st.lists(st.sampled_from("OBIES"), min_size=1, max_size=9), min_size=2, max_size=2)
 
 
@@ -397,7 +382,7 @@ def strictly(tags: list[str], scheme: type) -> list[Span]:
 
 @settings(deadline=None)
 @given(tags=IOBES | BIO)
-def test_rewritten_tags_mark_the_same_entities_and_all_follow(tags: list[str]) -> None:
+def test_rewritten_tags_mark_the_same_entities_and_all_follow(tags):
     found = entities(tags)
     for ends, scheme in ((False, strict.IOB2), (True, strict.IOBES)):
         rewritten = list(entity_tags(found, len(tags), ends))
@@ -408,14 +393,14 @@ def test_rewritten_tags_mark_the_same_entities_and_all_follow(tags: list[str]) -
 
 @settings(deadline=None)
 @given(tags=BIO)
-def test_tags_of_bio_are_regular_where_a_strict_reader_finds_all_that_conlleval_finds(tags: list[str]) -> None:
+def test_tags_of_bio_are_regular_where_a_strict_reader_finds_all_that_conlleval_finds(tags):
     readings = [strictly(tags, strict.IOB2) == entities(tags), strictly(tags, strict.IOB1) == entities(tags)]
     assert (irregular_tags([tags]) == 0) == any(readings)
 
 
 @settings(deadline=None)
 @given(tags=IOBES)
-def test_tags_of_iobes_are_regular_where_a_strict_reader_finds_all_that_conlleval_finds(tags: list[str]) -> None:
+def test_tags_of_iobes_are_regular_where_a_strict_reader_finds_all_that_conlleval_finds(tags):
     if structured.marks_ends(tags):
         assert (irregular_tags([tags]) == 0) == (strictly(tags, strict.IOBES) == entities(tags))
 
@@ -431,13 +416,13 @@ def test_tags_of_iobes_are_regular_where_a_strict_reader_finds_all_that_conlleva
         ([["B-X", "O", "E-Y", "S-Y", "B-X", "I-Y", "E-Y", "B-Y"]], 4),  # cut off, unbegun, of two types, unended
     ],
 )
-def test_tags_that_cannot_follow_are_counted(sentences: list[list[str]], count: int) -> None:
+def test_tags_that_cannot_follow_are_counted(sentences, count):
     assert irregular_tags(sentences) == count
 
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.sampled_from("OBI"), min_size=1, max_size=9), min_size=2, max_size=2) | BARE_IOBES)
-def test_tags_without_types_are_those_of_one_type(sentences: list[list[str]]) -> None:
+def test_tags_without_types_are_those_of_one_type(sentences):
     typed = [[tag if tag == "O" else f"{tag}-X" for tag in tags] for tags in sentences]
     found, wanted = list(map(entities, sentences)), list(map(entities, typed))
     assert [[span._replace(label="X") for span in spans] for spans in found] == wanted
@@ -449,18 +434,13 @@ def test_tags_without_types_are_those_of_one_type(sentences: list[list[str]]) ->
     lengths = min(map(len, sentences))
     truth, guess = ([tags[:lengths]] for tags in sentences)
     wanted_truth, wanted_guess = ([tags[:lengths]] for tags in typed)
-    assert compute_metrics(TAGGING_METRICS, ENTITY_METRICS, truth, guess) == compute_metrics(
-        TAGGING_METRICS, ENTITY_METRICS, wanted_truth, wanted_guess
-    )
+    wanted_metrics = compute_metrics(TAGGING_METRICS, ENTITY_METRICS, wanted_truth, wanted_guess)
+    assert compute_metrics(TAGGING_METRICS, ENTITY_METRICS, truth, guess) == wanted_metrics
 
 
 @settings(deadline=None)
-@given(
-    tags=st.lists(
-        st.sampled_from(["O", *(f"{mark}-{name}" for mark in "BILU" for name in "XY")]), min_size=1, max_size=9
-    )
-)
-def test_bilou_is_iobes_by_other_letters(tags: list[str]) -> None:
+@given(tags=BILOU)
+def test_bilou_is_iobes_by_other_letters(tags):
     split = Split(Path("train.conll"), (Sentence(tuple("w" * len(tags)), tuple(tags), (1,)),), True)
     (found,) = tagging.with_usual_letters(split).items
     assert found.tags is not None and strictly(list(found.tags), strict.IOBES) == strictly(tags, strict.BILOU)
@@ -468,21 +448,19 @@ def test_bilou_is_iobes_by_other_letters(tags: list[str]) -> None:
         assert found.tags == tuple(tags)
 
 
-def test_bmes_is_iobes_and_classes_stay_as_they_are() -> None:
+def test_bmes_is_iobes_and_classes_stay_as_they_are():
     for tags, wanted in [
         (("B-X", "M-X", "E-X", "S-Y"), ("B-X", "I-X", "E-X", "S-Y")),
         (("B", "M", "E"), ("B", "M", "E")),
         (("L-X", "NOUN"), ("L-X", "NOUN")),
         (("M-X", "L-X"), ("M-X", "L-X")),
     ]:
-        split = Split(
-            Path("train.conll"), (Sentence(tuple("w" * len(tags)), tags, (1,)), Sentence(("a",), None, ())), True
-        )
-        first, second = tagging.with_usual_letters(split).items
+        sentences = Sentence(tuple("w" * len(tags)), tags, (1,)), Sentence(("a",), None, ())
+        first, second = tagging.with_usual_letters(Split(Path("train.conll"), sentences, True)).items
         assert first.tags == wanted and second.tags is None
 
 
-def test_tags_without_types_mark_entities_where_they_can() -> None:
+def test_tags_without_types_mark_entities_where_they_can():
     assert structured.marks_entities({"O", "B", "I"}) and structured.marks_entities({"O", "I"})
     for classes in ({"B", "I"}, {"O", "S"}, {"O", "B", "M", "E"}, {"I", "E"}):
         assert not structured.marks_entities(classes)
@@ -495,19 +473,15 @@ def test_tags_without_types_mark_entities_where_they_can() -> None:
     assert task.label_ids(split) == [1, 2, 0, 1]  # IOB1 is encoded as IOB2, also in a sentence without O
 
 
-def test_a_set_of_tags_is_closed_in_its_scheme() -> None:
+def test_a_set_of_tags_is_closed_in_its_scheme():
     assert tagging.closed_set({"I-X"}) == {"O", "B-X", "I-X"}
     assert tagging.closed_set({"S-X", "O"}) == {"O", "B-X", "I-X", "E-X", "S-X"}
     assert not structured.marks_entities({"O"}) and not structured.marks_entities({"B-X", "NOUN"})
 
 
 @settings(deadline=None)
-@given(
-    pairs=st.lists(
-        st.lists(st.tuples(*[st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"])] * 2), min_size=1), min_size=1
-    )
-)
-def test_entity_scores_are_shares_of_equal_entities(pairs: list[list[tuple[str, str]]]) -> None:
+@given(pairs=st.lists(st.lists(st.tuples(*[st.sampled_from(BIO_TAGS)] * 2), min_size=1), min_size=1))
+def test_entity_scores_are_shares_of_equal_entities(pairs):
     truth, guess = ([[pair[side] for pair in sentence] for sentence in pairs] for side in (0, 1))
     sides = [{(row, found) for row, tags in enumerate(part) for found in entities(tags)} for part in (truth, guess)]
     right = len(sides[0] & sides[1])
@@ -541,7 +515,7 @@ def percent(found: dict[str, float]) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_scores_of_any_tags_are_the_official_ones(official: Path, seed: int) -> None:
+def test_scores_of_any_tags_are_the_official_ones(official, seed):
     draw = np.random.default_rng(seed)
     tags = np.array(["O", *(f"{mark}-{name}" for mark in "BI" for name in ("PER", "LOC", "A-B"))])
     truth, guess = [], []
@@ -554,7 +528,7 @@ def test_scores_of_any_tags_are_the_official_ones(official: Path, seed: int) -> 
 
 
 @pytest.mark.slow
-def test_scores_of_predictions_on_conll_2003_are_the_official_ones(official: Path, bert_jax_data: Path) -> None:
+def test_scores_of_predictions_on_conll_2003_are_the_official_ones(official, bert_jax_data):
     """Predicts each word's most frequent tag of the training file, which gives many invalid sequences."""
     task, files = registry.resolve(AutoTaskConfig(name="conll2003", data_dir=os.fspath(bert_jax_data)))
     counts: dict[str, Counter] = {}
@@ -594,7 +568,7 @@ def written(path: Path, draw: np.random.Generator, sentences: int) -> Path:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize("options", [{"crf": True}, {"label_subwords": "all", "decode": "mean"}], ids=["crf", "mean"])
-def test_a_tagger_learns_entities_in_the_scheme_of_its_file(tmp_path: Path, options: dict) -> None:
+def test_a_tagger_learns_entities_in_the_scheme_of_its_file(tmp_path, options):
     vocabulary = tmp_path / "vocab.txt"
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     vocabulary.write_text("\n".join([*special, *TAGS, "##l", "##m"]) + "\n")
