@@ -135,7 +135,9 @@ def initial_params(
         there, here = getattr(loaded.model, name), getattr(model, name)
         if not (model.encoder.computes_as(loaded.model.encoder) if name == "encoder" else there == here):
             # The architecture comes first: another tokenizer often means another size of its vocabulary, too.
-            problem = f"has another architecture: {name} is {there}, but the configuration has {here}. Change config.model"
+            problem = (
+                f"has another architecture: {name} is {there}, but the configuration has {here}. Change config.model"
+            )
             break
     if problem:
         raise UserError(f"{origin} {problem}, or set init_from to another checkpoint")
@@ -255,8 +257,8 @@ def distilled_pretraining(
     longest = max(data.seq_len for data in datasets)
     if longest > loaded.model.max_positions:
         problem = (
-            f"supports only {loaded.model.max_positions} positions, but the rows have {longest}. Build shorter rows, or "
-            "use another teacher"
+            f"supports only {loaded.model.max_positions} positions, but the rows have {longest}. Build shorter rows, "
+            "or use another teacher"
         )
     elif settings.soft_weight and not loaded.heads.mlm:
         problem = (

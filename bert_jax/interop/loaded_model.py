@@ -71,7 +71,7 @@ def part_of(loaded: LoadedModel, part: str) -> LoadedModel:
         raise UserError(
             f"unknown --part {part}; choose from {', '.join(PARTS)}"
             if loaded.heads.generator
-            else f"{loaded.origin} has no generator; only models trained with config.objective=replaced_tokens have parts"
+            else f"{loaded.origin} has no generator; only models of config.objective=replaced_tokens have parts"
         )
     if part == "discriminator":
         params = {path: value for path, value in loaded.params.items() if not path.startswith(_GENERATOR)}

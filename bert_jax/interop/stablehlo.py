@@ -1,9 +1,8 @@
-"""Exports a model as StableHLO programs with jax.export, which run without this package wherever JAX runs.
+"""Exports a model as StableHLO programs with jax.export, which run wherever JAX runs, without this package.
 
-The first half defines the programs (hidden_states, text_vectors, predictions) as functions of parameters and inputs;
-onnx.py exports the same ones. `write`, in the second half, exports them to a folder. Parameters are an argument, so the
-programs are small and share one file of tensors. Batch size and length are symbolic: a program serves every batch and
-every length up to the model's number of positions.
+The first half defines the programs (hidden_states, text_vectors, predictions); onnx.py exports the same ones. `write`,
+in the second half, exports them to a folder. Parameters are an argument, so programs are small and share one file of
+tensors. Batch size and length are symbolic: programs accept any batch, and any length up to the model's positions.
 """
 
 import json
@@ -51,7 +50,7 @@ INPUTS = {
 
 
 class Rows(NamedTuple):
-    """A program's batch: one sequence per row, starting at the first position."""
+    """A program's batch: one sequence per row, from the first position on."""
 
     input_ids: Int[Array, "B T"]
     segment_ids: Int[Array, "B T"]
@@ -60,12 +59,12 @@ class Rows(NamedTuple):
 
 
 def symbolic_sizes(loaded: LoadedModel) -> tuple:
-    """Batch and length as symbols; the length is bounded by the model's positions."""
+    """Batch and length as symbols, with the length bounded by the model's positions."""
     return tuple(export.symbolic_shape("batch, length", constraints=[f"length <= {loaded.model.max_positions}"]))
 
 
 def input_names(loaded: LoadedModel) -> list[str]:
-    """The names of the inputs that a model's programs have, in their order."""
+    """The inputs of a model's programs by name, in order."""
     left_out = {"segment_ids": loaded.model.segment_types < 2, "tagged": not loaded.heads.crf}
     return [name for name in INPUTS if not left_out.get(name)]
 
@@ -74,9 +73,10 @@ def _program(
     loaded: LoadedModel, runtime: Runtime, compute_outputs: Callable[[Bert, Rows, Encoded, dict[str, Array]], Outputs]
 ) -> Program:
     def compute(parameters: dict[str, Array], inputs: dict[str, Array]) -> Outputs:
-        # Parameters of another dtype are widened: norms and sums of embeddings are float32 in any case.
+        # Norms and sums of embeddings are float32, whatever the dtype of the parameters.
         wide = {path: value.astype(jnp.float32) for path, value in parameters.items()}
         model = bind(loaded.model, loaded.heads, layers.unflatten(wide), runtime)
+        # A row is one sequence, 1 in sequence_ids; positions count its tokens.
         real = jnp.minimum(inputs["attention_mask"], 1)
         segments = inputs.get("segment_ids", jnp.zeros_like(real))
         rows = Rows(inputs["input_ids"], segments * real, real, (jnp.cumsum(real, axis=1) - 1) * real)
@@ -96,7 +96,7 @@ def _sequence_vectors(model: Bert, rows: Rows, encoded: Encoded) -> Float[Array,
 
 
 def hidden_states(loaded: LoadedModel, runtime: Runtime) -> Program:
-    """The program of `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]."""
+    """A program with the outputs `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]."""
 
     def compute(model: Bert, rows: Rows, encoded: Encoded, inputs: dict[str, Array]) -> Outputs:
         pooled = {"pooled": _sequence_vectors(model, rows, encoded)[:, 0]} if loaded.heads.pooler else {}
@@ -106,9 +106,9 @@ def hidden_states(loaded: LoadedModel, runtime: Runtime) -> Program:
 
 
 def text_vectors(loaded: LoadedModel, runtime: Runtime, settings: Mapping[str, Any]) -> Program:
-    """The program of `last` f32[B,T,D] and of `vector` f32[B,W], a text's vector as `embed` makes it by default.
+    """A program with the outputs `last` f32[B,T,D] and `vector` f32[B,W], a text's vector as by `embed`.
 
-    settings has an embedding task's pooling, normalize and, if W is not D, truncate_dim.
+    `settings` has an embedding task's pooling, normalize and, if W is not D, truncate_dim.
     """
 
     def compute(model: Bert, rows: Rows, encoded: Encoded, inputs: dict[str, Array]) -> Outputs:
@@ -120,14 +120,14 @@ def text_vectors(loaded: LoadedModel, runtime: Runtime, settings: Mapping[str, A
 
 
 def predictions(loaded: LoadedModel, runtime: Runtime) -> Program:
-    """The program of every head's logits; stablehlo.write lists them."""
+    """A program that returns all heads' logits; `write` lists them."""
     heads = loaded.heads
 
     def compute(model: Bert, rows: Rows, encoded: Encoded, inputs: dict[str, Array]) -> Outputs:
         last = encoded.last
         logits: Outputs = {}
         if heads.mlm or heads.lm:
-            # An encoder of two directions has logits for each.
+            # An encoder with two directions has states and logits for both, side by side.
             names = loaded.model.encoder.logits or ("mlm_logits" if heads.mlm else "lm_logits",)
             parts = jnp.split(last, len(names), axis=-1) if len(names) > 1 else [last]
             for name, states in zip(names, parts, strict=True):
@@ -157,7 +157,7 @@ def predictions(loaded: LoadedModel, runtime: Runtime) -> Program:
 
 
 def has_predictions(heads: Heads) -> bool:
-    """Whether a model has a head whose logits `predictions` returns."""
+    """Whether `predictions` returns logits for a model."""
     by_token = (heads.mlm, heads.lm, heads.replaced_tokens, heads.tags, heads.question, heads.spans.classes)
     return any((*by_token, heads.next_sentence, heads.classes, heads.choices))
 
@@ -165,19 +165,26 @@ def has_predictions(heads: Heads) -> bool:
 def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") -> None:
     """Writes a model's programs to a new folder, which appears complete or not at all.
 
-    Parameters are stored, and matmuls computed, in `dtype`, float32 or bfloat16; outputs are float32.
+    `jax.export.deserialize` reads the programs. programs.json lists inputs, outputs and parameters in order, and the
+    vectors' settings.
 
-    hidden_states.stablehlo returns `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]: the pooler's
-    output for the sequence vector that heads.pooling selects, mostly [CLS]. predictions.stablehlo, written if there are
-    heads, returns their logits: `mlm_logits` or `lm_logits` f32[B,T,V] without the vocabulary's padding rows (for ELMo
-    `forward_lm_logits` and `backward_lm_logits`, for the next and the previous token), `replaced_token_logits`
-    f32[B,T], `next_sentence_logits` f32[B,2], `class_logits` f32[B,C], `choice_logits` f32[B], `tag_logits` f32[B,T,C],
-    `answer_logits` f32[B,T,2], `span_logits` f32[B,T,K,C] for the spans of 1 to K positions that begin at a position;
-    for a CRF also `tags` i32[B,T], its best path. text_vectors.stablehlo, written if the model was fine-tuned for
-    vectors, returns `vector` f32[B,W] and `last`. `jax.export.deserialize` reads all. programs.json lists inputs,
-    outputs and parameters in order, and the vectors' settings.
+    hidden_states.stablehlo   `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]: its output for the
+                              sequence vector that heads.pooling selects, mostly [CLS]
+    predictions.stablehlo     if there are heads, their logits: `mlm_logits` or `lm_logits` f32[B,T,V] without the
+                              vocabulary's padding rows (for ELMo `forward_lm_logits` and `backward_lm_logits`, for the
+                              next and the previous token), `replaced_token_logits` f32[B,T], `next_sentence_logits`
+                              f32[B,2], `class_logits` f32[B,C], `choice_logits` f32[B], `tag_logits` f32[B,T,C],
+                              `answer_logits` f32[B,T,2], `span_logits` f32[B,T,K,C] for the spans of 1 to K positions
+                              that begin at a position; for a CRF also `tags` i32[B,T], its best path
+    text_vectors.stablehlo    if the model was fine-tuned for vectors, `vector` f32[B,W] and `last`
 
-    Raises UserError if the folder exists, and for relations, whose spans are chosen outside of the model.
+    Args:
+        loaded: The model.
+        directory: The folder to create.
+        dtype: float32 or bfloat16, in which parameters are stored and matmuls computed; outputs are float32.
+
+    Raises:
+        UserError: The folder exists, or the model has relations, whose spans are chosen outside of the model.
     """
     if loaded.heads.spans.relations:
         raise UserError("a model with heads.spans.relations has no StableHLO programs; export it with --format orbax")
@@ -193,6 +200,7 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
             programs["text_vectors"] = text_vectors(loaded, runtime, vectors)
         else:
             report(f"there is no program of the pooling of its vectors, left out: {task['pooling']}")
+    # Exporting needs shapes only; the values go into the file.
     params = {path: value.astype(jnp.dtype(dtype)) for path, value in loaded.params.items()}
     parameters = {path: jax.ShapeDtypeStruct(value.shape, value.dtype) for path, value in params.items()}
     sizes, words = symbolic_sizes(loaded), loaded.vocabulary
@@ -221,7 +229,7 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
 
 
 def _describe_signature(exported: export.Exported) -> dict[str, Any]:
-    """Inputs and outputs by name, in their order."""
+    """Inputs and outputs by name, in order."""
     (_, inputs), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
     results = jax.tree.unflatten(exported.out_tree, exported.out_avals)
     return {
