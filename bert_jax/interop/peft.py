@@ -198,10 +198,7 @@ def _base_folder(directory: Path, name: object) -> Path:
 def write(loaded: LoadedModel, directory: str | Path, base: str = "") -> None:
     """Writes the adapters and trained heads of a model that was opened with merged=False.
 
-    Args:
-        loaded: The model.
-        directory: The folder to create.
-        base: The base model's Hugging Face folder; empty for the run's init_from.
+    `base` is the base model's Hugging Face folder; empty for the run's init_from.
 
     Raises:
         UserError: The model has no adapters, `base` is another model or in another format, or peft adapts the family's

@@ -96,7 +96,10 @@ def _sequence_vectors(model: Bert, rows: Rows, encoded: Encoded) -> Float[Array,
 
 
 def hidden_states(loaded: LoadedModel, runtime: Runtime) -> Program:
-    """A program with the outputs `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]."""
+    """A program with the outputs `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D].
+
+    `pooled` is the pooler's output for the sequence vector that heads.pooling selects, mostly [CLS].
+    """
 
     def compute(model: Bert, rows: Rows, encoded: Encoded, inputs: dict[str, Array]) -> Outputs:
         pooled = {"pooled": _sequence_vectors(model, rows, encoded)[:, 0]} if loaded.heads.pooler else {}
@@ -120,7 +123,16 @@ def text_vectors(loaded: LoadedModel, runtime: Runtime, settings: Mapping[str, A
 
 
 def predictions(loaded: LoadedModel, runtime: Runtime) -> Program:
-    """A program that returns all heads' logits; `write` lists them."""
+    """A program that returns all heads' logits.
+
+    mlm_logits, lm_logits              f32[B,T,V] without the vocabulary's padding rows; for ELMo forward_lm_logits and
+                                       backward_lm_logits, for the next and the previous token
+    replaced_token_logits              f32[B,T]
+    next_sentence_logits, class_logits, choice_logits   f32[B,2], f32[B,C], f32[B]
+    tag_logits, answer_logits          f32[B,T,C], f32[B,T,2]
+    tags                               i32[B,T], the best path of a CRF
+    span_logits                        f32[B,T,K,C] for the spans of 1 to K positions that begin at a position
+    """
     heads = loaded.heads
 
     def compute(model: Bert, rows: Rows, encoded: Encoded, inputs: dict[str, Array]) -> Outputs:
@@ -165,18 +177,9 @@ def has_predictions(heads: Heads) -> bool:
 def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") -> None:
     """Writes a model's programs to a new folder, which appears complete or not at all.
 
-    `jax.export.deserialize` reads the programs. programs.json lists inputs, outputs and parameters in order, and the
-    vectors' settings.
-
-    hidden_states.stablehlo   `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]: its output for the
-                              sequence vector that heads.pooling selects, mostly [CLS]
-    predictions.stablehlo     if there are heads, their logits: `mlm_logits` or `lm_logits` f32[B,T,V] without the
-                              vocabulary's padding rows (for ELMo `forward_lm_logits` and `backward_lm_logits`, for the
-                              next and the previous token), `replaced_token_logits` f32[B,T], `next_sentence_logits`
-                              f32[B,2], `class_logits` f32[B,C], `choice_logits` f32[B], `tag_logits` f32[B,T,C],
-                              `answer_logits` f32[B,T,2], `span_logits` f32[B,T,K,C] for the spans of 1 to K positions
-                              that begin at a position; for a CRF also `tags` i32[B,T], its best path
-    text_vectors.stablehlo    if the model was fine-tuned for vectors, `vector` f32[B,W] and `last`
+    These are hidden_states.stablehlo; predictions.stablehlo, if there are heads; text_vectors.stablehlo, if the model
+    was fine-tuned for vectors. The functions of these names describe the outputs, and `jax.export.deserialize` reads
+    the files. programs.json lists inputs, outputs and parameters in order, and the vectors' settings.
 
     Args:
         loaded: The model.
@@ -220,22 +223,18 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
             jitted = jax.jit(compute, keep_unused=True)
             exported = export.export(jitted, platforms=PLATFORMS)(parameters, inputs)
             (unfinished / f"{name}{SUFFIX}").write_bytes(exported.serialize())
-            description["programs"][name] = {"file": f"{name}{SUFFIX}", **_describe_signature(exported)}
+            (_, arguments), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+            results = jax.tree.unflatten(exported.out_tree, exported.out_avals)
+            description["programs"][name] = {
+                "file": f"{name}{SUFFIX}",
+                "inputs": [_describe_tensor(key, aval) | {"meaning": INPUTS[key]} for key, aval in arguments.items()],
+                "outputs": [_describe_tensor(key, aval) for key, aval in results.items()],
+            }
         save_tensors(params, unfinished / PARAMETERS_FILE)
         Tokenizer(words.spec).save(unfinished / TOKENIZER)
         write_json(unfinished / PROGRAMS_FILE, description)
         readme = _readme(loaded, dtype, list(programs)[-1], vectors)
         (unfinished / "README.md").write_text(readme, encoding="utf-8")
-
-
-def _describe_signature(exported: export.Exported) -> dict[str, Any]:
-    """Inputs and outputs by name, in order."""
-    (_, inputs), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
-    results = jax.tree.unflatten(exported.out_tree, exported.out_avals)
-    return {
-        "inputs": [_describe_tensor(name, aval) | {"meaning": INPUTS[name]} for name, aval in inputs.items()],
-        "outputs": [_describe_tensor(name, aval) for name, aval in results.items()],
-    }
 
 
 def _describe_tensor(name: str, aval: Any) -> dict[str, Any]:
