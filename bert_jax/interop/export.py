@@ -52,6 +52,7 @@ def export_loaded(
 ) -> LoadedModel:
     """Exports an opened model, as `export` does, and returns it as written. For peft, its adapters must be unmerged."""
     _check_options(output, format, dtype, base)
+    # Only bert_jax format can hold both parts; the discriminator is the part to fine-tune.
     if part or (loaded.heads.generator and format != "orbax"):
         loaded = part_of(loaded, part or "discriminator")
     if format == "orbax":
@@ -103,6 +104,7 @@ def convert(folder: str | Path, output: str | Path) -> LoadedModel:
 def write(loaded: LoadedModel, directory: Path) -> None:
     """Writes a model as a workdir at step 0, with parameters and without optimizer state."""
     directory.mkdir(parents=True, exist_ok=True)
+    # config.json comes last: without it the folder is no workdir.
     write_params(directory, 0, loaded.params)
     Tokenizer(loaded.vocabulary.spec).save(directory / TOKENIZER)
     config = WorkdirConfig(

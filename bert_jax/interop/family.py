@@ -141,6 +141,7 @@ def import_params(
     table: Sequence[Entry], read: Callable[[str], np.ndarray], config: ModelConfig, heads: Heads
 ) -> dict[str, np.ndarray]:
     """Converts tensors to parameters by path; `read` returns a tensor by bare name in the right shape."""
+    # Shapes alone: parameters may be larger than memory allows twice.
     abstract = paths.flatten(abstract_params(config, heads))
 
     def join(entry: Entry, layer: int = 0) -> np.ndarray:
@@ -296,10 +297,12 @@ class Family:
         Raises:
             UserError: A field is wrong or not supported, or fields contradict each other.
         """
+        # First, so that an unsupported architecture is named before its sizes.
         check_fixed(file, values, (TIED, *self.fixed))
         name, default = self.activation
         fields = {**self.always, **read_fields(file, values, self.fields)}
         fields["activation"] = choose(file, name, values.get(name, default), ACTIVATIONS)
+        # None and an absent field mean tied, as in transformers.
         fields["tied_output"] = values.get(TIED[0]) is not False
         fields |= self.read_further(file, values, fields)
         try:
@@ -326,6 +329,7 @@ class Family:
 
     def full_name(self, bare: str, class_name: str) -> str:
         """A tensor's name in a file of a class."""
+        # The base model alone has no prefix; in other classes, heads have none.
         return self.prefix + bare if class_name != self.base_class and bare.startswith(self.base) else bare
 
 

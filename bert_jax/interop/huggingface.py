@@ -177,6 +177,7 @@ def read(directory: str | Path) -> LoadedModel:
     directory = Path(directory)
     refuse_pickle(directory)
     values = read_config(directory)
+    # The prefix is known only from the family, so the class is looked up again in `assemble`.
     family, _ = named_family(directory / CONFIG_FILE, values)
     return assemble(directory, directory / CONFIG_FILE, values, SafetensorsFolder(directory, family.prefix))
 
@@ -216,6 +217,7 @@ def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: Safet
 
     # Heads: those that the class requires, and optional ones whose tensors are in the file.
     names = frozenset(family.classes[class_name])
+    # One tensor is enough: a missing one of the same head is then an error, not a head that is left out.
     for part, entries in family.optional.items():
         if part not in names and any(name in weights for entry in entries for name in entry.names):
             names |= {part, "pooler"} if part == "next_sentence" else {part}
@@ -295,6 +297,7 @@ def _problems(
         elif weights.shape(name) != shape:
             got = list(weights.shape(name))
             yield f"{weights.describe(name)} has shape {got}, but {file.name} expects {list(shape)}"
+    # With an untied output, a copy is a parameter of its own and expected.
     copies = {copy: original for copy, original in family.copies.items() if copy in weights and copy not in expected}
     known = {*expected, *copies, *family.unread}
     extra = [
@@ -332,6 +335,7 @@ def read_task(file: Path, values: Mapping[str, Any], model: ModelConfig, heads: 
     Raises:
         UserError: The labels or the problem_type do not fit the model's classifier.
     """
+    # The heads decide the kind, since config.json of other programs names none.
     kind, outputs = task_kind(heads), heads.classes or heads.tags
     # The task that bert_jax added, unless another program damaged it.
     stored = values.get(TASK_FIELD)
@@ -375,6 +379,7 @@ def read_task(file: Path, values: Mapping[str, Any], model: ModelConfig, heads: 
     limit = read_optional(file.parent / TOKENIZER_FILE).get("model_max_length")
     limit = int(limit) if isinstance(limit, int | float) and 0 < limit < sys.maxsize else sys.maxsize
     longest = min(limit, model.max_positions, QUESTION_LENGTH if kind == "question" else sys.maxsize)
+    # The format stores no threshold of other programs; 0.5 is the usual one.
     threshold = {"threshold": 0.5} if kind == "multilabel" else {}
     return {"name": "own", "kind": kind, "labels": labels, "max_length": longest, **threshold, **decisions}
 

@@ -79,6 +79,7 @@ def write(loaded: LoadedModel, directory: str | Path, vectors: Mapping[str, Any]
     loaded = without_span_boundary(loaded)
     class_name = class_for(family, loaded.heads)
     tensors = families.export_tensors(family.table(class_name), loaded.params, loaded.model)
+    # Names in the file, which depend on the class.
     tensors = {family.full_name(bare, class_name): tensor for bare, tensor in tensors.items()}
     # The dtype of the imported file, unless values would change: an imported half-precision file is exported unchanged,
     # but parameters that were trained further are not rounded.
@@ -184,6 +185,7 @@ def family_for(loaded: LoadedModel) -> Family:
     """
     if families := _suitable_families(loaded):
         return families[0]
+    # The family with the fewest differing fields is named, so that the user can change these.
     nearest, unsupported = min(_compared_families(loaded), key=lambda compared: len(compared[1]))
     fields = ", ".join(f"{name}={getattr(loaded.model, name)!r}" for name in unsupported)
     raise UserError(
@@ -268,6 +270,7 @@ def task_fields(loaded: LoadedModel) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if outputs := loaded.heads.classes or loaded.heads.tags:
         labels = list(loaded.task["labels"]) if loaded.task else []
+        # Without a label for every output, labels have the default names of transformers.
         if len(labels) != outputs:
             labels = [f"LABEL_{index}" for index in range(outputs)]
         values["id2label"] = {str(index): label for index, label in enumerate(labels)}

@@ -70,6 +70,7 @@ def architecture(config: PretrainConfig, vocab_size: int, loaded: LoadedModel | 
     """
     if config.model.preset != sizes.FROM_CHECKPOINT:
         return sizes.model_config(config.model, vocab_size)
+    # A branch restores the state of its trunk, so it has the trunk's architecture.
     if config.branch_from:
         workdir = checkpoint_folder(config.branch_from).parent.parent
         return sizes.with_options(read_config(workdir).model, config.model)
@@ -159,6 +160,7 @@ def initial_params(
                 labels = ", ".join(loaded.task.get(key) or ["scores"])
                 reason += f" or specific to its task ({loaded.task['name']}: {labels:.80})"
                 break
+    # Shapes can still differ in the number of classes.
     params = {p: value for p, value in params.items() if p in expected and expected[p].shape == value.shape}
     if fresh := [path for path in expected if path not in params]:
         report(f"starting from {as_typed(origin)}; initialized randomly, since {reason}: {', '.join(fresh)}")

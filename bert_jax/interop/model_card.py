@@ -154,6 +154,7 @@ def _data_section(loaded: LoadedModel) -> list[str]:
 
 def _masks(loaded: LoadedModel, masking: Mapping[str, Any]) -> str:
     """Describes a source's masks; a rate of the run overrides the shards' rate."""
+    # `auto` chose the objective by the model, so a causal model had no masks.
     objective = (loaded.training.get("objective") or {}).get("kind", "auto")
     if loaded.model.causal or loaded.model.directions > 1:
         objective = "causal"
@@ -214,6 +215,7 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, str]:
         if not isinstance(value, Mapping):
             if isinstance(value, int | float) and not isinstance(value, bool):
                 scores[name] = _number(value)
+        # A group of metrics, such as `metrics` of a fine-tuning run.
         elif "mean" not in value:
             scores |= _scores(value)
         elif value["mean"] is not None and not is_threshold(name):  # a metric of a task
@@ -225,6 +227,7 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, str]:
 
 def _limits(loaded: LoadedModel) -> list[str]:
     """The model's limits that its run shows."""
+    # Fine-tuned models have no recorded rows; nothing is then said about their length.
     longest = max((source["seq_len"] for source in loaded.data), default=loaded.model.max_positions)
     limits = (
         (

@@ -66,6 +66,7 @@ def open_checkpoint(
         UserError: There is no checkpoint, it is incomplete or damaged, or a reader refuses it (huggingface.read,
             peft.read).
     """
+    # A name on the Hub opens as the folder in its cache, but messages and model cards show the name.
     named = named_folder(path)
     if named is not path:
         return dataclasses.replace(open_checkpoint(named, average, merged, average_key), origin=str(path))
@@ -150,6 +151,7 @@ def read_workdir(
     words = load_vocabulary(local_folder(workdir / TOKENIZER), model)
     heads = dataclasses.replace(config.heads, hidden_projection=0)  # only training has a teacher
     params = {path: value for path, value in params.items() if path.split(layers.SEPARATOR)[0] != HIDDEN_PROJECTION}
+    # Other commands compute with whole matrices; only the export of adapters needs both parts.
     if merged:
         model, params = lora.merge(model, params)
     # result.json describes the selected step without averaging. Only the model card uses it, so a run without results

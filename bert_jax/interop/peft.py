@@ -280,6 +280,7 @@ def _changed_modules(
     loaded: LoadedModel, original: LoadedModel, family: Family, table: tuple[Entry, ...]
 ) -> dict[str, np.ndarray]:
     """Tensors of modules outside the encoder that the base model lacks or has with other values."""
+    # Only heads and the pooler can differ: `_read_base` compared the rest.
     plain = {path: value for path, value in loaded.params.items() if not lora.is_adapter(path)}
     tensors = families.export_tensors(table, plain, loaded.model)
     heads = {name for entry in table if entry not in family.encoder for name in entry.names if name in tensors}
@@ -293,6 +294,7 @@ def _target_modules(modules: list[str], table: tuple[Entry, ...]) -> list[str] |
     """peft's target_modules: the ends of the modules' names, or a regex if other modules have such ends."""
     kernels = [entry for entry in table if entry.path.startswith(LAYERS) and entry.path.endswith("/kernel")]
     others = {name.removesuffix(".weight") for entry in kernels for name in entry.names}.difference(modules)
+    # peft adapts every module whose name ends so, in all layers.
     ends = sorted(module.rpartition("{}.")[2] for module in modules)
     if not any(other.endswith(f".{end}") for end in ends for other in others):
         return ends

@@ -79,8 +79,10 @@ def resize_checkpoint(
     """
     refuse_existing(Path(output))
     loaded = open_checkpoint(checkpoint, average)
+    # The output may be a Hugging Face folder, which holds one part.
     if loaded.heads.generator:
         loaded = part_of(loaded, "discriminator")
+    # The same format as the checkpoint had, as far as possible.
     task = loaded.task or {}
     embeds = task.get("kind") == sentence_transformers.KIND and sentence_transformers.has_known_pooling(task)
     format = "sentence_transformers" if embeds else "hf"
@@ -294,6 +296,7 @@ class Usage:
     def add(self, texts: Sequence[str]) -> None:
         """Counts the tokens of texts alone, of texts that continue a document (data_prep.worker), and of tasks."""
         self._add(self._tokenizer, texts)
+        # Shards encode sentences within a document, where some tokenizers add no space before a text.
         if self._tokenizer.within_text is not self._tokenizer:
             self._used[self._tokenizer.within_text.encode_many(texts)[0]] = True
         if self._tokenizer.of_tasks is not self._tokenizer:
@@ -302,6 +305,7 @@ class Usage:
     def _add(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
         ids, offsets = tokenizer.encode_many(texts)
         self._used[ids] = True
+        # A text may also follow a space in a document.
         if tokenizer.kind == "bpe":
             self._used[tokenizer.encode_many([f" {text}" for text in texts if text])[0]] = True
         self._texts += len(ids) > 0
@@ -376,6 +380,7 @@ def _trim_sentencepiece(spec: SentencePieceSpec, used: set[str]) -> SentencePiec
     trimmed.pieces.extend(piece for piece in model.pieces if piece.piece in used)
     ids = {piece.piece: index for index, piece in enumerate(trimmed.pieces)}
     trainer = trimmed.trainer_spec
+    # The special ids are indices of pieces, which have moved.
     trainer.vocab_size = len(ids)
     for field in ("unk_id", "bos_id", "eos_id", "pad_id"):
         if 0 <= (old := getattr(trainer, field)) < len(spec.pieces):

@@ -82,6 +82,7 @@ def read_task(directory: Path, model: ModelConfig, vocabulary: Vocabulary) -> di
             poolings.append(pooling if values.get("include_prompt", True) else f"{pooling} without the prompt")
         elif kind == "Normalize":
             normalize = True
+        # Dropout has no effect when vectors are computed.
         elif kind not in ("Transformer", "Dropout"):
             poolings.append(f"{kind} ({MODULES_FILE})")
     name = next((name for name in (LENGTH_FILE, *OLD_LENGTH_FILES) if (directory / name).exists()), LENGTH_FILE)
@@ -138,6 +139,7 @@ def write(task: Mapping[str, Any], width: int, directory: Path) -> None:
         kind = f"sentence_transformers.models.{kind}"
         modules.append({"idx": index, "name": str(index), "path": path, "type": kind})
     (directory / MODULES_FILE).write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
+    # Flags, because older versions do not know `pooling_mode`.
     modes = {key: NAMES.get(mode) == task["pooling"] for key, mode in MODES.items()}
     pooling = {"word_embedding_dimension": width, **modes, "include_prompt": True}
     write_json(directory / "1_Pooling" / "config.json", pooling)

@@ -199,6 +199,7 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
     if (task := loaded.task) and task["kind"] == sentence_transformers.KIND:
         if sentence_transformers.has_known_pooling(task):
             vectors = {name: task[name] for name in ("pooling", "normalize", "max_length")}
+            # Prompts are for the caller: a program sees ids only.
             vectors |= sentence_transformers.written_settings(task)
             programs["text_vectors"] = text_vectors(loaded, runtime, vectors)
         else:
@@ -206,6 +207,7 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
     # Exporting needs shapes only; the values go into the file.
     params = {path: value.astype(jnp.dtype(dtype)) for path, value in loaded.params.items()}
     parameters = {path: jax.ShapeDtypeStruct(value.shape, value.dtype) for path, value in params.items()}
+    # All programs share one batch and one length, so their inputs have the same symbols.
     sizes, words = symbolic_sizes(loaded), loaded.vocabulary
     inputs = {name: jax.ShapeDtypeStruct(sizes, jnp.int32) for name in input_names(loaded)}
     description: dict[str, Any] = {
