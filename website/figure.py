@@ -22,7 +22,7 @@ text.held { fill: var(--held); stroke: none; } text.target { fill: var(--target)
 
 
 def figure(lines: list[dict[str, float]], minutes: float, target: float) -> str:
-    """An SVG of the training loss and of the held-out loss (nats) over the minutes of a budget."""
+    """Draws training and held-out loss (nats) over a budget's minutes, as SVG."""
 
     def across(share: float) -> float:
         return LEFT + share * (WIDTH - LEFT - RIGHT)
@@ -61,7 +61,7 @@ def figure(lines: list[dict[str, float]], minutes: float, target: float) -> str:
 
 
 def published() -> str:
-    """The figure of the published run, which had 120 minutes and the target of docs/speedrun.md."""
+    """Draws the published run, with 120 minutes and the target in docs/speedrun.md."""
     return figure([json.loads(line) for line in LOG.read_text(encoding="utf-8").splitlines()], 120.0, 3.3)
 
 

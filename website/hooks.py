@@ -1,4 +1,4 @@
-"""Hooks of MkDocs (mkdocs.yml): pages from outside docs/, links between them, and what the tests check of commands."""
+"""MkDocs hooks (mkdocs.yml): pages from outside docs/, links between pages, and captions on how commands are tested."""
 
 import logging
 import re
@@ -18,7 +18,7 @@ _log = logging.getLogger("mkdocs.hooks.website")
 
 
 def on_config(config: Any) -> Any:
-    """Leaves out entries of the navigation whose page does not exist, and logs each."""
+    """Drops navigation entries whose page does not exist, and logs them."""
     if not (GENERATED / "reference").is_dir():
         raise PluginError(f"{GENERATED} does not exist. Run: make docs")
     config["nav"] = _existing(config["nav"])
@@ -26,7 +26,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages that are not in docs/, or are notebooks."""
+    """Adds notebooks and pages from outside docs/."""
     for source, page in PAGES.items():
         if (ROOT / source).exists():
             text = (ROOT / source).read_text(encoding="utf-8")
@@ -41,7 +41,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Changes the links of a page and adds to each command block whether a test runs it."""
+    """Changes a page's links, and adds captions on how command blocks are tested."""
     uri = page.file.src_uri
     blocks = code_blocks(markdown)
     inside = {number for block in blocks for number in range(block.start, block.end)}
@@ -53,7 +53,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def checked(block: CodeBlock) -> str:
-    """What the tests check of a block, for the reader; empty for a block without a mark."""
+    """Describes how tests check a block; empty for a block without a mark."""
     if block.mark == "run":
         return "A test runs this block."
     if block.mark == "not run":

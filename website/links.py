@@ -1,7 +1,7 @@
-"""Links of the repository's documents, and where they lead in the documentation site.
+"""Translates links of the repository's documents for the documentation site.
 
-docs/ is written to be read in the repository. The site has it, the pages of PAGES, which are elsewhere in the
-repository or are notebooks, and generated ones (website/reference.py), but no other files.
+docs/ can be read in the repository. The site holds docs/, the files in PAGES (documents elsewhere, notebooks), and
+generated pages (website/reference.py), but no other files.
 """
 
 import posixpath
@@ -36,10 +36,10 @@ _COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 
 
 def without_relative_links(text: str) -> str:
-    """A Markdown document to be shown outside the repository, such as the description of a package.
+    """Prepares a Markdown document for use outside the repository, e.g. as a package's description.
 
-    Relative links become plain text, or are left out where nothing else is in the line or the parentheses. Relative
-    images and comments are left out, too. Code stays as it is.
+    Relative links become plain text, or are dropped if they are alone on a line or in parentheses. Relative images and
+    comments are dropped. Code stays unchanged.
     """
 
     def is_relative(target: str | None) -> bool:
@@ -59,10 +59,7 @@ def without_relative_links(text: str) -> str:
 
 
 def site_line(line: str, uri: str) -> str:
-    """A line of Markdown with its links as the page `uri` of the site needs them.
-
-    Links to files that the site does not have become plain text.
-    """
+    """Changes the links in a line of Markdown for the page `uri`. Links to files that the site lacks become text."""
 
     def changed(found: re.Match[str]) -> str:
         image, text, target = found.groups()
@@ -73,21 +70,22 @@ def site_line(line: str, uri: str) -> str:
 
 
 def site_target(target: str, uri: str) -> str | None:
-    """Where a link of a page leads in the site: `target` changed, or None where the site does not have the file.
+    """Translates a link's target for the site; None if the site lacks the file.
 
-    target   as the repository has it, relative to the source of the page
-    uri      the page in the site, such as decisions/index.md
+    Args:
+        target: The target in the repository, relative to the page's source.
+        uri: The page in the site, e.g. decisions/index.md.
     """
     path, mark, anchor = target.partition("#")
     if not path or _ADDRESS.match(path):
         return target
     source = SOURCES.get(uri, posixpath.join("docs", uri))
-    found = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-    if found in PAGES:
-        place = PAGES[found]
-    elif found.startswith("docs/"):
-        place = found.removeprefix("docs/") + ("/index.md" if (ROOT / found).is_dir() else "")
-    elif (ROOT / found).exists():
+    file = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+    if file in PAGES:
+        place = PAGES[file]
+    elif file.startswith("docs/"):
+        place = file.removeprefix("docs/") + ("/index.md" if (ROOT / file).is_dir() else "")
+    elif (ROOT / file).exists():
         return None
     else:
         return target  # MkDocs reports it

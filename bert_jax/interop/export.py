@@ -1,4 +1,4 @@
-"""Exports a model in the format of other software, or converts it to bert_jax format, which is a workdir."""
+"""Exports models to other software's formats, and converts them to bert_jax format, a workdir."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def export(
     """Exports a checkpoint; the output folder appears complete or not at all.
 
     Args:
-        checkpoint: As in open_checkpoint, also `average`.
+        checkpoint: As in open_checkpoint, like `average`.
         output: The folder to create.
         format: One of FORMATS.
         part: The discriminator or the generator, if the model has both (config.objective=replaced_tokens). By default
@@ -38,30 +38,28 @@ def export(
         base: The Hugging Face folder that peft adapters refer to; empty for the run's init_from.
         dtype: One of DTYPES[format]; empty for the default that `--help` describes.
 
-    Raises UserError for an unknown option, an output that exists, and a checkpoint that cannot be opened.
+    Raises:
+        UserError: An option is unknown, the output exists, or the checkpoint cannot be opened.
     """
-    _check_options(output, format, dtype)  # before the checkpoint is read
-    if base and format != "peft":
-        raise UserError(f"--base is {base}, but --format {format} writes a whole model. Omit --base")
-    return export_loaded(
-        open_checkpoint(checkpoint, average, merged=format != "peft"), output, format, part, dtype, base
-    )
+    # Reading a checkpoint can take minutes, so wrong options are refused first.
+    _check_options(output, format, dtype, base)
+    loaded = open_checkpoint(checkpoint, average, merged=format != "peft")
+    return export_loaded(loaded, output, format, part, dtype, base)
 
 
 def export_loaded(
     loaded: LoadedModel, output: str | Path, format: str = "hf", part: str = "", dtype: str = "", base: str = ""
 ) -> LoadedModel:
-    """Exports an opened model, as `export` does, and returns it as it was written.
-
-    For the format peft, its adapters must not be merged.
-    """
-    _check_options(output, format, dtype)
+    """Exports an opened model, as `export` does, and returns it as written. For peft, its adapters must be unmerged."""
+    _check_options(output, format, dtype, base)
+    # Only bert_jax format can hold both parts; the discriminator is the part to fine-tune.
     if part or (loaded.heads.generator and format != "orbax"):
         loaded = part_of(loaded, part or "discriminator")
     if format == "orbax":
         with atomic_folder(output) as unfinished:
             write(loaded, unfinished)
         return loaded
+    # Other programs know no scale of targets, so the last layer includes it.
     loaded = with_target_scale(loaded)
     if format == "stablehlo":
         stablehlo.write(loaded, output, dtype or "float32")
@@ -75,14 +73,16 @@ def export_loaded(
     return loaded
 
 
-def _check_options(output: str | Path, format: str, dtype: str) -> None:
-    """Raises UserError for an unknown format or dtype, an output that exists, and missing packages."""
-    if format not in FORMATS:
-        raise UserError(f"unknown --format {format}; choose from {', '.join(FORMATS)}")
+def _check_options(output: str | Path, format: str, dtype: str, base: str) -> None:
     known = DTYPES.get(format, ())
-    if dtype and dtype not in known:
-        choices = f"choose from {', '.join(known)}" if known else "it has no choice of dtype. Omit --dtype"
-        raise UserError(f"--dtype is {dtype}, which --format {format} does not write; {choices}")
+    choices = f"choose from {', '.join(known)}" if known else "it has no choice of dtype. Omit --dtype"
+    for refused, message in (
+        (format not in FORMATS, f"unknown --format {format}; choose from {', '.join(FORMATS)}"),
+        (dtype and dtype not in known, f"--dtype is {dtype}, which --format {format} does not write; {choices}"),
+        (base and format != "peft", f"--base is {base}, but --format {format} writes a whole model. Omit --base"),
+    ):
+        if refused:
+            raise UserError(message)
     if format == "onnx":
         onnx.check_installed()
     refuse_existing(Path(output))
@@ -91,7 +91,8 @@ def _check_options(output: str | Path, format: str, dtype: str) -> None:
 def convert(folder: str | Path, output: str | Path) -> LoadedModel:
     """Converts a Hugging Face or Google folder, or hf:NAME; the output folder appears complete or not at all.
 
-    Raises UserError if the output exists, and whenever `named_folder`, `huggingface.read` or `original_bert.read` does.
+    Raises:
+        UserError: The output exists, or the folder cannot be read (named_folder, huggingface.read, original_bert.read).
     """
     path = Path(named_folder(folder))
     with atomic_folder(output) as unfinished:
@@ -101,14 +102,15 @@ def convert(folder: str | Path, output: str | Path) -> LoadedModel:
 
 
 def write(loaded: LoadedModel, directory: Path) -> None:
-    """Writes a model as a run's workdir at step 0, with parameters and no optimizer state."""
+    """Writes a model as a workdir at step 0, with parameters and without optimizer state."""
     directory.mkdir(parents=True, exist_ok=True)
+    # config.json comes last: without it the folder is no workdir.
     write_params(directory, 0, loaded.params)
     Tokenizer(loaded.vocabulary.spec).save(directory / TOKENIZER)
     config = WorkdirConfig(
-        loaded.model,
-        loaded.heads,
-        "pretraining" if loaded.task is None else "finetuning",
+        model=loaded.model,
+        heads=loaded.heads,
+        kind="pretraining" if loaded.task is None else "finetuning",
         training=loaded.training,
         task=loaded.task,
         dtype=loaded.dtype,

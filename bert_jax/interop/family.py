@@ -1,7 +1,7 @@
 """Describes a model family in Hugging Face format: tensor names, classes, and the fields of config.json.
 
-`Family`, at the end, is filled in by families/*.py. It combines name tables (Entry, Layout), which map each parameter
-to its tensors, with fields of config.json (Field).
+Read `Family`, at the end, first; families/*.py fill it in. Its name tables (Entry, Layout) map parameters to tensors,
+and its fields (Field) map config.json to ModelConfig.
 """
 
 import dataclasses
@@ -28,17 +28,17 @@ LAYERS = "encoder/layers/"  # parameters stacked over layers, [L, ...]
 
 
 class Layout(NamedTuple):
-    """How to join one layer's tensors into a parameter, and how to split the parameter again."""
+    """Joins one layer's tensors into a parameter, and splits the parameter again."""
 
     join: Callable[[Sequence[np.ndarray], ModelConfig], np.ndarray]
     split: Callable[[np.ndarray, ModelConfig], Sequence[np.ndarray]]
 
 
 class Entry(NamedTuple):
-    """One parameter: its path and the bare names of its tensors, with {} for the layer.
+    """One parameter: its path and its tensors' bare names, with {} for the layer.
 
-    Layers before `first_layer` have no such tensor. Their part of the parameter is never read; it is filled with
-    `absent_value`. `tied` limits the entry to models whose output is tied to the token table (True) or not (False).
+    Layers before `first_layer` have no such tensor; their part of the parameter is `absent_value`, and never used.
+    `tied` limits the entry to models whose output is tied to the token table (True) or not (False).
     """
 
     path: str
@@ -58,19 +58,20 @@ def pad_rows(table: np.ndarray, rows: int) -> np.ndarray:
 
 
 def head_shape(config: ModelConfig) -> tuple[int, int]:
-    """The number of attention heads and their width."""
+    """Attention heads and their width: [N, H]."""
     return config.heads, config.width // config.heads
 
 
+# Each Layout is (join, split). Parameters have the shapes that bert_jax.model computes with, [in, ...]; tensors have
+# torch's, [out, in].
 SAME = Layout(lambda tensors, _: tensors[0], lambda param, _: [param])
-# A dense kernel is [out, in] in torch and [in, out] here.
 DENSE = Layout(lambda tensors, _: tensors[0].T, lambda param, _: [param.T])
 VOCABULARY = Layout(
     lambda tensors, c: pad_rows(tensors[0], padded_vocabulary(c.vocab_size)), lambda param, c: [param[: c.vocab_size]]
 )
 # Two tensors that hold the same values: the first is read, both are written.
 VOCABULARY_TWICE = Layout(VOCABULARY.join, lambda param, c: [param[: c.vocab_size]] * 2)
-# Query, key and value as separate tensors.
+# Query, key and value as separate tensors: kernel [D, 3, N, H], bias [3, N, H].
 _QKV_KERNEL = Layout(
     lambda tensors, c: np.stack([kernel.T.reshape(c.width, *head_shape(c)) for kernel in tensors], axis=1),
     lambda param, c: [param[:, index].reshape(c.width, c.width).T for index in range(3)],
@@ -110,14 +111,15 @@ def attention_output(name: str, kernel: Layout = ATTENTION_OUTPUT) -> tuple[Entr
 
 def mlm_head(transform: str, transform_norm: str, decoder: str, bias: str) -> Parts:
     """The head of a masked language model. An untied output has a second bias, in `decoder`."""
-    entries = (
-        *dense("mlm_head/transform", transform),
-        *norm("mlm_head/norm", transform_norm),
-        Entry("mlm_head/bias", (bias,), VOCABULARY, tied=True),
-        Entry("mlm_head/output/table", (f"{decoder}.weight",), VOCABULARY, tied=False),
-        Entry("mlm_head/bias", (f"{decoder}.bias", bias), VOCABULARY_TWICE, tied=False),
-    )
-    return {"mlm": entries}
+    return {
+        "mlm": (
+            *dense("mlm_head/transform", transform),
+            *norm("mlm_head/norm", transform_norm),
+            Entry("mlm_head/bias", (bias,), VOCABULARY, tied=True),
+            Entry("mlm_head/output/table", (f"{decoder}.weight",), VOCABULARY, tied=False),
+            Entry("mlm_head/bias", (f"{decoder}.bias", bias), VOCABULARY_TWICE, tied=False),
+        )
+    }
 
 
 def export_tensors(
@@ -127,6 +129,7 @@ def export_tensors(
     tensors: dict[str, np.ndarray] = {}
     for entry in _used_entries(table, params, config):
         param = params[entry.path]
+        # Only a layer's parameters are stacked; a name without {} ignores the layer.
         for layer, value in enumerate(param) if entry.path.startswith(LAYERS) else [(0, param)]:
             if layer >= entry.first_layer:
                 names = [name.format(layer) for name in entry.names]
@@ -138,6 +141,7 @@ def import_params(
     table: Sequence[Entry], read: Callable[[str], np.ndarray], config: ModelConfig, heads: Heads
 ) -> dict[str, np.ndarray]:
     """Converts tensors to parameters by path; `read` returns a tensor by bare name in the right shape."""
+    # Shapes alone: parameters may be larger than memory allows twice.
     abstract = paths.flatten(abstract_params(config, heads))
 
     def join(entry: Entry, layer: int = 0) -> np.ndarray:
@@ -150,13 +154,14 @@ def import_params(
             params[entry.path] = np.ascontiguousarray(join(entry))
             continue
         absent = [np.full(shape[1:], entry.absent_value, np.float32)] * entry.first_layer
+        # shape[0] is 1 if all layers share the parameter.
         layers = [join(entry, layer) for layer in range(entry.first_layer, shape[0])]
         params[entry.path] = np.stack(absent[: shape[0]] + layers)
     return params
 
 
 def tensor_shapes(table: Sequence[Entry], config: ModelConfig, heads: Heads) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's tensors by bare name."""
+    """The model's tensor shapes by bare name."""
     abstract = paths.flatten(abstract_params(config, heads))
     # A broadcast scalar has a parameter's shape without taking its memory.
     empty = {path: np.broadcast_to(np.float32(0), leaf.shape) for path, leaf in abstract.items()}
@@ -171,11 +176,10 @@ def _used_entries(table: Sequence[Entry], params: Mapping[str, object], config: 
 
 # Fields of config.json.
 
-# The largest number accepted from a config.json: far above any model, and small enough that a product of
-# three still fits a 64-bit size.
+# Numbers in config.json must be below: far above any model, and a product of three still fits a 64-bit size.
 LARGEST = 1 << 24
 
-# Activations by their names in transformers. If several names have the same value, export writes the first.
+# Activations by name in transformers. Export writes the first of several names.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -187,14 +191,14 @@ ACTIVATIONS = {
 }
 WRITTEN_ACTIVATIONS = {activation: name for name, activation in reversed(ACTIVATIONS.items())}
 
-# Fields with their supported values; an absent field means the first of them.
+# Fields with their supported values; the first is the default.
 Fixed = tuple[tuple[str, tuple[Any, ...]], ...]
-# Whether the output matrix is the token table; None means that it is.
+# Whether the output matrix is the token table; None means yes.
 TIED = ("tie_word_embeddings", (True, False, None))
 
 
 class Field(NamedTuple):
-    """A number in config.json: its field of ModelConfig, its name there, and its default (None: it is required)."""
+    """A number: its field of ModelConfig, its name in config.json, and its default (None: it is required)."""
 
     field: str
     name: str
@@ -211,25 +215,35 @@ def read_fields(file: Path, values: Mapping[str, Any], fields: tuple[Field, ...]
     for model_field, name, default in fields:
         value = values.get(name, default)
         kind = int if default is None or isinstance(default, int) else (int, float)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise UserError(f"{file}: {name} is {value!r}; expected {'an integer' if kind is int else 'a number'}")
         least = 1 if default is None else 0
-        if not least <= value < LARGEST:
-            raise UserError(f"{file}: {name} is {value!r}; expected at least {least} and less than {LARGEST:,}")
+        expected = ""
+        if not isinstance(value, kind) or isinstance(value, bool):  # bool is a subclass of int
+            expected = "an integer" if kind is int else "a number"
+        elif not least <= value < LARGEST:
+            expected = f"at least {least} and less than {LARGEST:,}"
+        if expected:
+            raise UserError(f"{file}: {name} is {value!r}; expected {expected}")
         numbers[model_field] = value if kind is int else float(value)
     return numbers
 
 
-def read_activation(file: Path, values: Mapping[str, Any], name: str) -> str:
-    """Reads an activation. Raises UserError for an unknown one."""
-    value = values.get(name, "gelu")
-    if not isinstance(value, str) or value not in ACTIVATIONS:
-        raise UserError(f"{file}: {name} is {value!r}; choose from {', '.join(map(repr, ACTIVATIONS))}")
-    return ACTIVATIONS[value]
+def choose(file: Path, name: str, value: Any, choices: Mapping[str, Any]) -> Any:
+    """Looks up the meaning of a field's value.
+
+    Raises:
+        UserError: The value is not among the choices.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise UserError(f"{file}: {name} is {value!r}; choose from {', '.join(map(repr, choices))}")
+    return choices[value]
 
 
 def check_fixed(file: Path, values: Mapping[str, Any], fixed: Fixed) -> None:
-    """Raises UserError for a field that asks for something that bert_jax does not implement."""
+    """Checks that fields have supported values.
+
+    Raises:
+        UserError: A field asks for something that bert_jax does not implement.
+    """
     for name, supported in fixed:
         if (value := values.get(name, supported[0])) not in supported:
             raise UserError(f"{file}: {name} is {value!r}; only {' or '.join(map(repr, supported))} is supported")
@@ -237,32 +251,31 @@ def check_fixed(file: Path, values: Mapping[str, Any], fixed: Fixed) -> None:
 
 # Families.
 
-# Fields of Heads whose value is a number of outputs.
+# Fields of Heads that are a number of outputs.
 COUNTED = ("classes", "tags")
-# Fields that affect training only; parameters mean the same whatever their values.
-TRAINING_FIELDS = ("dropout", "attention_dropout", "initializer_range")
-# Adapters are no part of an architecture; a checkpoint is read with them merged (bert_jax/model/lora.py).
+# All fields but those for training only, and the adapters, which are merged on reading (bert_jax/model/lora.py).
+_NO_ARCHITECTURE = ("dropout", "attention_dropout", "initializer_range", "lora")
 ARCHITECTURE_FIELDS = tuple(
-    field.name for field in dataclasses.fields(ModelConfig) if field.name not in (*TRAINING_FIELDS, "lora")
+    field.name for field in dataclasses.fields(ModelConfig) if field.name not in _NO_ARCHITECTURE
 )
 
 
 @dataclass(frozen=True)
 class Family:
-    """The Hugging Face format of one family.
+    """One family's Hugging Face format.
 
-    Tensor names are bare: without the prefix that a model with a head gives its base model.
+    Tensor names are bare, without the prefix that the base model has within a model with heads.
     """
 
     model_type: str  # as in config.json
     title: str  # the name shown to users
     prefix: str  # of the base model's tensors in a model with a head, such as "bert."
-    base: tuple[str, ...]  # prefixes of the base model's bare names: ("embeddings.", "encoder.", "pooler.")
+    base: tuple[str, ...]  # how the base model's bare names begin: ("embeddings.", "encoder.", "pooler.")
     base_class: str  # the base model alone, whose tensors have no prefix
     encoder: tuple[Entry, ...]  # the encoder's name table, which every class shares
     classes: Mapping[str, Parts]  # the heads that a file must hold, by class name
     fields: tuple[Field, ...]  # the numbers in config.json
-    always: Mapping[str, Any]  # the fields of ModelConfig that are the same for all models of the family
+    always: Mapping[str, Any]  # fields of ModelConfig that all models of the family share
     # (architecture, vocabulary) -> further fields of config.json
     write_further: Callable[[ModelConfig, Vocabulary], dict[str, Any]]
     # (path for messages, content of config.json, fields read) -> further fields of ModelConfig
@@ -275,25 +288,27 @@ class Family:
     optional: Parts = field(default_factory=dict)  # heads that any file may hold, too, as published files often do
     copies: Mapping[str, str] = field(default_factory=dict)  # tensors that a file may hold: copy -> original
     buffers: tuple[str, ...] = ()  # tensors that a file may hold and that are not read; {} stands for a layer
-    unread: tuple[str, ...] = ()  # trained tensors that a file may hold and that reading reports as left out
-    tokenizers: tuple[str, ...] | None = None  # the kinds of tokenizer that the family's models have; None for any
+    unread: tuple[str, ...] = ()  # trained tensors that a file may hold; reading leaves them out and reports this
+    tokenizers: tuple[str, ...] | None = None  # the family's kinds of tokenizer; None for any
 
     def read_model(self, file: Path, values: Mapping[str, Any]) -> ModelConfig:
-        """Reads the architecture from the content of a config.json; `file` is its path.
+        """Reads the architecture from config.json; `values` is the content of `file`.
 
         Raises:
             UserError: A field is wrong or not supported, or fields contradict each other.
         """
+        # First, so that an unsupported architecture is named before its sizes.
         check_fixed(file, values, (TIED, *self.fixed))
         name, default = self.activation
         fields = {**self.always, **read_fields(file, values, self.fields)}
-        fields["activation"] = read_activation(file, {name: default, **values}, name)
+        fields["activation"] = choose(file, name, values.get(name, default), ACTIVATIONS)
+        # None and an absent field mean tied, as in transformers.
         fields["tied_output"] = values.get(TIED[0]) is not False
         fields |= self.read_further(file, values, fields)
         try:
             return ModelConfig(**fields)
         except UserError as error:
-            # The message has the fields of ModelConfig; users know them by their names in the file.
+            # The message names fields of ModelConfig, but users know the names in the file.
             names = {field: name for field, name, _ in self.fields}
             message = re.sub(r"model\.(\w+)", lambda match: names.get(match[1], match[0]), str(error))
             raise UserError(f"{file}: {message}") from None
@@ -314,6 +329,7 @@ class Family:
 
     def full_name(self, bare: str, class_name: str) -> str:
         """A tensor's name in a file of a class."""
+        # The base model alone has no prefix; in other classes, heads have none.
         return self.prefix + bare if class_name != self.base_class and bare.startswith(self.base) else bare
 
 

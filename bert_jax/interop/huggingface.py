@@ -55,7 +55,7 @@ TASK_FIELD = "bert_jax_task"  # bert_jax adds a task's columns, metrics and leng
 class SafetensorsFolder(Mapping[str, np.ndarray]):
     """A folder's tensors by bare name, read on access and widened to float32.
 
-    A bare name has no family prefix, and legacy names are replaced by current ones.
+    Bare names lack the family's prefix, and current names replace legacy ones.
     """
 
     def __init__(self, directory: Path, prefix: str) -> None:
@@ -90,7 +90,7 @@ class SafetensorsFolder(Mapping[str, np.ndarray]):
 
     @property
     def dtype(self) -> str:
-        """The dtype of all parameters (integers are none); float32 if they differ."""
+        """The parameters' dtype; float32 if they differ. Integers are no parameters."""
         stored = {open_tensors(path).get_slice(name).get_dtype() for path, name in self._names.values()}
         dtypes = {_DTYPES.get(dtype, "float32") for dtype in stored - _INTEGERS}
         return dtypes.pop() if len(dtypes) == 1 else "float32"
@@ -100,13 +100,13 @@ class SafetensorsFolder(Mapping[str, np.ndarray]):
         return tuple(open_tensors(path).get_slice(name).get_shape())
 
     def describe(self, bare: str) -> str:
-        """The tensor's file and its name there, for messages."""
+        """The tensor's file and its name there, for errors."""
         path, name = self._names[bare]
         return f"{path}: tensor {name}"
 
 
 def _tensor_names(directory: Path) -> Iterator[tuple[Path, str]]:
-    """Yields every tensor's file and name. Raises UserError if the index names other tensors than its files."""
+    """Yields every tensor's file and name, after checking an index against its files."""
     weights, index = directory / WEIGHTS_FILE, directory / INDEX_FILE
     if weights.exists():
         yield from ((weights, name) for name in open_tensors(weights).keys())  # noqa: SIM118, not a dict
@@ -118,19 +118,24 @@ def _tensor_names(directory: Path) -> Iterator[tuple[Path, str]]:
     parts = read_json(index).get("weight_map")
     if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
         raise UserError(f"{index}: weight_map does not map each tensor to a file. Download it again")
-    names_by_part: dict[str, set[str]] = {}
+    names_by_part: dict[str, set[str]] = {}  # a file is opened once, not for each of its tensors
     for name, part in parts.items():
-        if not (directory / part).is_file():
-            raise UserError(f"{index} names {part} (for {name}), which is missing. Download it too")
-        if part not in names_by_part:
+        problem = "" if (directory / part).is_file() else "is missing. Download it too"
+        if not problem and part not in names_by_part:
             names_by_part[part] = set(open_tensors(directory / part).keys())
-        if name not in names_by_part[part]:
-            raise UserError(f"{index} has tensor {name} in {part}, which does not hold it. Download both again")
+        if not problem and name not in names_by_part[part]:
+            problem = "does not hold it. Download both again"
+        if problem:
+            raise UserError(f"{index} names {part} for tensor {name}, but the file {problem}")
         yield directory / part, name
 
 
 def open_tensors(path: Path) -> Any:
-    """Opens a safetensors file. Raises UserError for a damaged one."""
+    """Opens a safetensors file.
+
+    Raises:
+        UserError: The file is damaged.
+    """
     try:
         return safetensors.safe_open(path, framework="numpy")
     except safetensors.SafetensorError as error:
@@ -138,10 +143,16 @@ def open_tensors(path: Path) -> Any:
 
 
 def save_tensors(tensors: Mapping[str, np.ndarray], path: Path) -> None:
-    """Writes a safetensors file as transformers does. Raises OSError for a full disk."""
+    """Writes a safetensors file as transformers does.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    # The library stores the memory of an array, whatever its strides.
     contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    # The library makes files that only their owner can read.
     path.touch()
-    mode = path.stat().st_mode  # the library makes files that only their owner can read
+    mode = path.stat().st_mode
     try:
         safetensors.numpy.save_file(contiguous, path, metadata={"format": "pt"})
     except safetensors.SafetensorError as error:
@@ -153,27 +164,28 @@ def save_tensors(tensors: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 def read(directory: str | Path) -> LoadedModel:
-    """Reads a model of any family in `families` in Hugging Face format.
+    """Reads a model of any family in FAMILIES in Hugging Face format.
 
-    The architecture in config.json determines which heads there must be. Other heads are read, too, if the file has
-    their tensors (many published BertForMaskedLM files hold the next-sentence head).
+    The class in config.json determines which heads there must be. Other heads are read, too, if the file has their
+    tensors (many published BertForMaskedLM files hold the next-sentence head).
 
     Raises:
         UserError: The architecture is unknown or only partly supported; a tensor is missing, unexpected or has another
-            shape; an output table differs from the token table to which it is tied; there is a pickle instead of
-            safetensors; a file is damaged; or the tokenizer does not fit the model.
+            shape; an output table differs from the token table to which it is tied; weights are pickled; a file is
+            damaged; or the tokenizer does not fit the model.
     """
     directory = Path(directory)
     refuse_pickle(directory)
     values = read_config(directory)
+    # The prefix is known only from the family, so the class is looked up again in `assemble`.
     family, _ = named_family(directory / CONFIG_FILE, values)
     return assemble(directory, directory / CONFIG_FILE, values, SafetensorsFolder(directory, family.prefix))
 
 
 def read_config(directory: Path, *others: Path) -> dict[str, Any]:
-    """Reads config.json, without an embedding task if the folder or another one has sentence-transformers files.
+    """Reads config.json, without an embedding task if a folder has files of sentence-transformers.
 
-    Those files take precedence, since users and sentence-transformers edit them.
+    These files take precedence, since users and sentence-transformers edit them.
     """
     values = read_json(directory / CONFIG_FILE)
     task = values.get(TASK_FIELD)
@@ -184,20 +196,28 @@ def read_config(directory: Path, *others: Path) -> dict[str, Any]:
 
 
 def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: SafetensorsFolder) -> LoadedModel:
-    """Builds the model that `values`, the content of config.json (`file`), describes, with the tensors of `weights`.
+    """Builds a model from its description and its tensors.
 
-    The tokenizer is next to `file`. `origin` was opened; an adapter folder may have its own files of
-    sentence-transformers.
+    Args:
+        origin: The folder that was opened. If it holds adapters, it may have its own files of sentence-transformers.
+        file: config.json, with the tokenizer next to it.
+        values: Its content.
+        weights: The tensors.
+
+    Raises:
+        UserError: As in `read`.
     """
     directory = file.parent
     family, class_name = named_family(file, values)
     settings = next((folder for folder in (origin, directory) if sentence_transformers.is_folder(folder)), None)
     required = [entry for part in family.classes[class_name].values() for entry in part]
+    # Folders of sentence-transformers hold the encoder alone, even if config.json still names the class of a head.
     if settings and not all(name in weights for entry in required for name in entry.names):
-        class_name = family.base_class  # such folders hold the encoder, whatever the class in config.json
+        class_name = family.base_class
 
     # Heads: those that the class requires, and optional ones whose tensors are in the file.
     names = frozenset(family.classes[class_name])
+    # One tensor is enough: a missing one of the same head is then an error, not a head that is left out.
     for part, entries in family.optional.items():
         if part not in names and any(name in weights for entry in entries for name in entry.names):
             names |= {part, "pooler"} if part == "next_sentence" else {part}
@@ -206,6 +226,7 @@ def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: Safet
     heads = Heads(**fields)
 
     model = family.read_model(file, values)
+    # Computing the shapes of millions of layers would take minutes.
     if model.layers > len(weights):
         raise UserError(f"{file}: the model has {model.layers} layers, but its file only {len(weights)} tensors")
     table = family.table(class_name)
@@ -213,7 +234,11 @@ def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: Safet
     twice = [entry.names for entry in table if entry.layout is families.VOCABULARY_TWICE]
     absent = {first: second for first, second in twice if first not in weights and second in weights}
     shapes = families.tensor_shapes(table, model, heads)
-    _check_tensors(file, weights, {name: shapes[name] for name in shapes if name not in absent}, family)
+    expected = {name: shape for name, shape in shapes.items() if name not in absent}
+    if problem := next(_problems(file, weights, expected, family), None):
+        raise UserError(problem)
+    if unread := [name for name in family.unread if name in weights and name not in expected]:
+        report(f"{directory}: not used by the architecture in {file.name}, left out: {', '.join(unread)}")
     params = families.import_params(table, lambda name: weights[absent.get(name, name)], model, heads)
     words = load_vocabulary(directory, model, file.name)
     model, params = _match_token_types(directory, values, model, params)
@@ -242,70 +267,75 @@ def _match_token_types(
 
 
 def named_family(file: Path, values: Mapping[str, Any]) -> tuple[Family, str]:
-    """Looks up the family and the class that config.json names. Raises UserError for unknown ones."""
-    model_type = values.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise UserError(f"{file}: model_type is {model_type!r}; choose from {', '.join(map(repr, FAMILIES))}")
-    family = FAMILIES[model_type]
+    """Looks up the family and the class that config.json names.
+
+    Raises:
+        UserError: One of them is unknown.
+    """
+    family: Family = families.choose(file, "model_type", values.get("model_type"), FAMILIES)
     architectures = values.get("architectures") or [family.base_class]
     class_name = architectures[0] if isinstance(architectures, list) else architectures
-    if not isinstance(class_name, str) or class_name not in family.classes:
-        raise UserError(f"{file}: architectures is {class_name!r}; choose from {', '.join(family.classes)}")
+    families.choose(file, "architectures", class_name, family.classes)
     return family, class_name
 
 
 def output_counts(family: Family, class_name: str, weights: SafetensorsFolder) -> dict[str, int]:
-    """The number of outputs of each head in COUNTED that the class requires and the file holds."""
+    """The output sizes of heads in COUNTED that the class requires and the file holds."""
     required = family.classes[class_name]
     names = {part: required[part][0].names[0] for part in COUNTED if part in required}
     return {part: weights.shape(name)[0] for part, name in names.items() if name in weights and weights.shape(name)}
 
 
-def _check_tensors(
+def _problems(
     file: Path, weights: SafetensorsFolder, expected: Mapping[str, tuple[int, ...]], family: Family
-) -> None:
-    """Raises UserError for a tensor that is missing, has another shape, or is neither expected, copy nor buffer."""
+) -> Iterator[str]:
+    """Describes tensors that are missing, have another shape, or are neither expected, copies nor buffers."""
     for name, shape in expected.items():
         if name not in weights:
             missing = sum(other not in weights for other in expected)
-            raise UserError(f"{file.parent}: tensor {name} is missing ({missing} in all). Is the model file complete?")
-        if weights.shape(name) != shape:
+            yield f"{file.parent}: tensor {name} is missing ({missing} in all). Is the model file complete?"
+        elif weights.shape(name) != shape:
             got = list(weights.shape(name))
-            raise UserError(f"{weights.describe(name)} has shape {got}, but {file.name} expects {list(shape)}")
+            yield f"{weights.describe(name)} has shape {got}, but {file.name} expects {list(shape)}"
+    # With an untied output, a copy is a parameter of its own and expected.
     copies = {copy: original for copy, original in family.copies.items() if copy in weights and copy not in expected}
-    unread = [name for name in family.unread if name in weights and name not in expected]
-    known = {*expected, *copies, *unread}
+    known = {*expected, *copies, *family.unread}
     extra = [
         name
         for name in weights
         if name not in known and re.sub(r"(?<=\.)\d+(?=\.)", "{}", name) not in family.buffers  # {}: any layer
     ]
     if extra:
-        raise UserError(
+        yield (
             f"{weights.describe(extra[0])} is not part of the architecture in {file.name} ({len(extra)} such tensors). "
             "Correct the file, or remove the tensor"
         )
     for copy, original in copies.items():
         if not np.array_equal(weights[copy], weights[original]):
-            raise UserError(
+            yield (
                 f"{weights.describe(copy)} differs from {original}, to which tie_word_embeddings ties it. "
                 "Correct config.json"
             )
-    if unread:
-        report(f"{file.parent}: not used by the architecture in {file.name}, left out: {', '.join(unread)}")
 
 
 def report(line: str) -> None:
-    """Prints a line about data that reading or writing leaves out."""
+    """Prints a line about something that reading or writing leaves out."""
     Console(stderr=True).print(line, highlight=False, soft_wrap=True)
 
 
 def read_task(file: Path, values: Mapping[str, Any], model: ModelConfig, heads: Heads) -> dict[str, Any] | None:
-    """Reads a fine-tuned model's task, with the keys of bert_jax/tasks that the format has; None if it has none.
+    """Reads a fine-tuned model's task, with the keys of bert_jax/tasks that the format has; None without a task.
 
-    `values` is the content of `file`, config.json, next to the tokenizer's settings. Raises UserError for labels or a
-    problem_type that do not fit the model's classifier.
+    Args:
+        file: config.json, with the tokenizer's settings next to it.
+        values: Its content.
+        model: The architecture.
+        heads: The heads, which decide the kind of task.
+
+    Raises:
+        UserError: The labels or the problem_type do not fit the model's classifier.
     """
+    # The heads decide the kind, since config.json of other programs names none.
     kind, outputs = task_kind(heads), heads.classes or heads.tags
     # The task that bert_jax added, unless another program damaged it.
     stored = values.get(TASK_FIELD)
@@ -315,16 +345,29 @@ def read_task(file: Path, values: Mapping[str, Any], model: ModelConfig, heads: 
         task = {}
     if not kind:  # vectors have no head
         return task if task.get("kind") == sentence_transformers.KIND else None
-    problem = values.get("problem_type")
-    if kind == "classification" and problem == PROBLEM_TYPES["multilabel"]:
-        kind = "multilabel"
-    elif heads.classes and problem not in (None, PROBLEM_TYPES[kind]):
-        raise UserError(f"{file}: problem_type is {problem!r}, which is not supported with {outputs} outputs")
+    problem_type = values.get("problem_type")
     labelled = values.get("id2label") or {str(index): f"LABEL_{index}" for index in range(outputs)}
+    problem = ""
+    if kind == "classification" and problem_type == PROBLEM_TYPES["multilabel"]:
+        kind = "multilabel"
+    elif heads.classes and problem_type not in (None, PROBLEM_TYPES[kind]):
+        problem = f"problem_type is {problem_type!r}, which is not supported with {outputs} outputs"
     if not isinstance(labelled, dict) or (outputs and set(labelled) != {str(index) for index in range(outputs)}):
-        raise UserError(f"{file}: id2label is {labelled!r:.60}; expected labels of {outputs} outputs")
+        problem = problem or f"id2label is {labelled!r:.60}; expected labels of {outputs} outputs"
+    if problem:
+        raise UserError(f"{file}: {problem}")
     labels = [str(labelled[str(index)]) for index in range(outputs)] if kind in LABELLED else []
-    labels = _unique(file, labels)
+    # Two outputs need two names: a repeated label gets its id.
+    unique: list[str] = []
+    for index, label in enumerate(labels):
+        name = label
+        while label in labels[:index] and name in (*unique, *labels[index:]):
+            name += f"_{index}"
+        unique.append(name)
+    if unique != labels:
+        renamed = ", ".join(f"{index}: {name}" for index, name in enumerate(unique) if name != labels[index])
+        report(f"{file}: id2label repeats labels, so these have other names here: {renamed}")
+    labels = unique
     decisions = {}
     if task.get("kind") == kind:
         if not labels or not task["labels"] or not values.get("id2label") or task["labels"] == labels:
@@ -336,26 +379,13 @@ def read_task(file: Path, values: Mapping[str, Any], model: ModelConfig, heads: 
     limit = read_optional(file.parent / TOKENIZER_FILE).get("model_max_length")
     limit = int(limit) if isinstance(limit, int | float) and 0 < limit < sys.maxsize else sys.maxsize
     longest = min(limit, model.max_positions, QUESTION_LENGTH if kind == "question" else sys.maxsize)
+    # The format stores no threshold of other programs; 0.5 is the usual one.
     threshold = {"threshold": 0.5} if kind == "multilabel" else {}
     return {"name": "own", "kind": kind, "labels": labels, "max_length": longest, **threshold, **decisions}
 
 
-def _unique(file: Path, labels: list[str]) -> list[str]:
-    """Appends its id to a label that repeats an earlier one, and reports this."""
-    unique: list[str] = []
-    for index, label in enumerate(labels):
-        name = label
-        while label in labels[:index] and name in (*unique, *labels[index:]):
-            name += f"_{index}"
-        unique.append(name)
-    if unique != labels:
-        renamed = ", ".join(f"{index}: {name}" for index, name in enumerate(unique) if name != labels[index])
-        report(f"{file}: id2label repeats labels, so these have other names here: {renamed}")
-    return unique
-
-
 def task_kind(heads: Heads) -> str:
-    """The kind of task that a model's heads serve; empty if they serve none."""
+    """The kind of task for a model's heads; empty for none."""
     if heads.classes:
         return "regression" if heads.classes == 1 else "classification"
     if heads.tags:

@@ -1,7 +1,7 @@
-"""Writes the Hugging Face format: config.json, model.safetensors, tokenizer files, model card.
+"""Writes the Hugging Face format as transformers 5 does: config.json, model.safetensors, tokenizer files, model card.
 
-The files are those that transformers 5 writes; transformers itself is not needed. `write` makes a folder; `family_for`
-and `class_for` choose the family and the class whose format holds a model, or raise errors that say why none does.
+`write` makes a folder. `family_for` and `class_for` choose a family and a class that hold the model, or explain why
+none does.
 """
 
 import dataclasses
@@ -32,9 +32,10 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 
 
 def write_sentence_transformer(loaded: LoadedModel, directory: str | Path) -> None:
-    """Writes the encoder as a folder for sentence-transformers, with the settings of its embedding task.
+    """Writes the encoder as a folder for sentence-transformers, with its embedding task's settings.
 
-    Raises UserError as `write` does.
+    Raises:
+        UserError: As in `sentence_encoder` and `write`.
     """
     encoder, settings = sentence_encoder(loaded)
     write(encoder, directory, settings)
@@ -43,13 +44,16 @@ def write_sentence_transformer(loaded: LoadedModel, directory: str | Path) -> No
 def sentence_encoder(loaded: LoadedModel) -> tuple[LoadedModel, Mapping[str, Any]]:
     """Selects the encoder alone, and its vectors' settings, with the keys of sentence_transformers.write.
 
-    A model without an embedding task gets the mean of its tokens. Raises UserError for a pooling that
-    sentence-transformers lacks.
+    Without an embedding task, vectors are means of token vectors.
+
+    Raises:
+        UserError: sentence-transformers lacks the task's pooling.
     """
     task = loaded.task if loaded.task and loaded.task["kind"] == sentence_transformers.KIND else None
     if task and not sentence_transformers.has_known_pooling(task):
         raise UserError(f"{loaded.origin} has a pooling that cannot be written: {task['pooling']}. Use --format hf")
-    if loaded.task and not task:  # its answers and scores come from a head that is left out
+    # Another task's answers and scores come from a head that is left out.
+    if loaded.task and not task:
         loaded = dataclasses.replace(loaded, task=None, metrics={})
     settings = task or {"pooling": "mean", "normalize": False, "max_length": loaded.model.max_positions}
     family = family_for(loaded)
@@ -63,23 +67,29 @@ def sentence_encoder(loaded: LoadedModel) -> tuple[LoadedModel, Mapping[str, Any
 def write(loaded: LoadedModel, directory: str | Path, vectors: Mapping[str, Any] | None = None) -> None:
     """Writes a folder that transformers and `huggingface.read` can open; it appears complete or not at all.
 
-    With `vectors`, the settings of sentence_transformers.write, sentence-transformers can open it, too. Raises
-    UserError if the folder exists, or no family's format holds the model.
+    Args:
+        loaded: The model.
+        directory: The folder to create.
+        vectors: The settings of sentence_transformers.write, with which sentence-transformers can open it, too.
+
+    Raises:
+        UserError: The folder exists, or no family's format holds the model.
     """
     family = family_for(loaded)
     loaded = without_span_boundary(loaded)
     class_name = class_for(family, loaded.heads)
     tensors = families.export_tensors(family.table(class_name), loaded.params, loaded.model)
+    # Names in the file, which depend on the class.
     tensors = {family.full_name(bare, class_name): tensor for bare, tensor in tensors.items()}
-    # The dtype of the file that was read, unless that loses something: an imported half-precision file is exported
-    # unchanged, and one that was trained further is not rounded.
+    # The dtype of the imported file, unless values would change: an imported half-precision file is exported unchanged,
+    # but parameters that were trained further are not rounded.
     narrow = {name: tensor.astype(jnp.dtype(loaded.dtype)) for name, tensor in tensors.items()}
     dtype = "float32"
     if all(np.array_equal(narrow[name].astype(np.float32), tensor) for name, tensor in tensors.items()):
         tensors, dtype = narrow, loaded.dtype
+    count = sum(tensor.size for tensor in tensors.values())
+    loading = model_card.TRANSFORMERS if vectors is None else model_card.SENTENCE_TRANSFORMERS
     with atomic_folder(directory) as unfinished:
-        count = sum(tensor.size for tensor in tensors.values())
-        loading = model_card.TRANSFORMERS if vectors is None else model_card.SENTENCE_TRANSFORMERS
         write_description(loaded, unfinished, dtype, count, loading, vectors)
         huggingface.save_tensors(tensors, unfinished / huggingface.WEIGHTS_FILE)
 
@@ -92,10 +102,17 @@ def write_description(
     loading: str,
     vectors: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes all of a folder's files but its weights: config.json, the tokenizer, and README.md, the model card.
+    """Writes a folder's files except weights: config.json, the tokenizer, and README.md, the model card.
 
-    With `vectors`, files of sentence_transformers take the place of the task in config.json. `parameters` and `loading`
-    are as in model_card.render. Raises UserError if no family's format holds the model.
+    Args:
+        loaded: The model.
+        folder: An existing folder.
+        dtype: The parameters' dtype, for config.json.
+        parameters: As in model_card.render, like `loading`.
+        vectors: As in `write`. Files of sentence-transformers then replace the task in config.json.
+
+    Raises:
+        UserError: No family's format holds the model.
     """
     family = family_for(loaded)
     class_name = class_for(family, loaded.heads)
@@ -112,8 +129,13 @@ def write_description(
 
 
 def check(loaded: LoadedModel) -> None:
-    """Raises UserError, as `write` does, for a model that no family's format holds."""
-    heads = dataclasses.replace(loaded.heads, span_boundary=False)  # which `write` leaves out
+    """Checks that a family's format holds a model.
+
+    Raises:
+        UserError: As in `write`.
+    """
+    # `write` leaves the span boundary head out.
+    heads = dataclasses.replace(loaded.heads, span_boundary=False)
     family = family_for(loaded)
     _config_values(dataclasses.replace(loaded, heads=heads), family, class_for(family, heads))
 
@@ -135,7 +157,7 @@ def describe(loaded: LoadedModel) -> str:
 
 def _compared_families(loaded: LoadedModel) -> list[tuple[Family, list[str]]]:
     """The families with this kind of tokenizer, with the fields of the architecture that their formats cannot hold."""
-    # The kind of tokenizer is the only difference between XLM-R and RoBERTa.
+    # XLM-R and RoBERTa differ only in the kind of tokenizer.
     families = [item for item in FAMILIES.values() if not item.tokenizers or loaded.vocabulary.kind in item.tokenizers]
     return [(family, _unsupported_fields(family, loaded)) for family in families]
 
@@ -148,7 +170,7 @@ def _suitable_families(loaded: LoadedModel) -> list[Family]:
             class_for(family, loaded.heads)
         except UserError:
             return False, False
-        # The model's kind of pooler decides even if no head reads it.
+        # Several families may hold it; the kind of pooler, even if no head reads it, tells from which it came.
         return True, family.always.get("pooler", loaded.model.pooler) == loaded.model.pooler
 
     families = [family for family, unsupported in _compared_families(loaded) if not unsupported]
@@ -156,9 +178,14 @@ def _suitable_families(loaded: LoadedModel) -> list[Family]:
 
 
 def family_for(loaded: LoadedModel) -> Family:
-    """Chooses the family whose format holds a model best. Raises UserError, naming the fields, if none does."""
+    """Chooses the family whose format holds a model best.
+
+    Raises:
+        UserError: None does; the error names the fields that the nearest one lacks.
+    """
     if families := _suitable_families(loaded):
         return families[0]
+    # The family with the fewest differing fields is named, so that the user can change these.
     nearest, unsupported = min(_compared_families(loaded), key=lambda compared: len(compared[1]))
     fields = ", ".join(f"{name}={getattr(loaded.model, name)!r}" for name in unsupported)
     raise UserError(
@@ -170,7 +197,7 @@ def family_for(loaded: LoadedModel) -> Family:
 def _unsupported_fields(family: Family, loaded: LoadedModel) -> list[str]:
     """The architecture's fields that change when config.json is written and read again."""
     model = loaded.model
-    # The pooler's kind counts only if the model or the format has a pooler.
+    # The kind of pooler counts only if the model or the format has one.
     with_its_pooler = dataclasses.replace(model, pooler=family.always.get("pooler", model.pooler))
     if not (has_pooler(loaded.heads, model) or has_pooler(loaded.heads, with_its_pooler)):
         model = with_its_pooler
@@ -189,27 +216,30 @@ def _unsupported_fields(family: Family, loaded: LoadedModel) -> list[str]:
 
 
 def class_for(family: Family, heads: Heads) -> str:
-    """Chooses the class of transformers that holds these heads. Raises UserError if there is none."""
+    """Chooses the class of transformers that holds these heads.
+
+    Raises:
+        UserError: No class holds them.
+    """
     names = head_names(heads)
-    # The fields of Heads that do not name a head, such as the pooling, must survive the format, too.
+    # Fields of Heads that are no head, such as the pooling, must survive the format, too.
     held = dataclasses.asdict(Heads()) | family.read_heads(Path(), family.write_heads(heads), frozenset(names))
     parts = {part for class_name in family.classes for part in family.parts(class_name)}
-    for name, value in dataclasses.asdict(heads).items():
-        if name not in parts and value != held[name]:
-            raise UserError(
-                f"the Hugging Face format of {family.title} cannot hold heads.{name}={getattr(heads, name)!r}. "
-                "Use --format orbax, which holds any"
-            )
+    values = dataclasses.asdict(heads).items()
+    lost = [name for name, value in values if name not in parts and value != held[name]]
     classes = [
         class_name
         for class_name, required in family.classes.items()
         if required.keys() <= names <= family.parts(class_name).keys()
     ]
-    if not classes:
-        raise UserError(
-            f"the model has the heads {', '.join(sorted(names))}, but no {family.title} class of "
-            "transformers holds them together. Use --format orbax, which holds any"
+    if lost or not classes:
+        problem = (
+            f"the Hugging Face format of {family.title} cannot hold heads.{lost[0]}={getattr(heads, lost[0])!r}"
+            if lost
+            else f"the model has the heads {', '.join(sorted(names))}, but no {family.title} class of transformers "
+            "holds them together"
         )
+        raise UserError(f"{problem}. Use --format orbax, which holds any")
     # A class that requires a head describes a model with it better than one that only allows it.
     return max(classes, key=lambda class_name: len(family.classes[class_name]))
 
@@ -224,9 +254,10 @@ def without_span_boundary(loaded: LoadedModel) -> LoadedModel:
 
 
 def _config_values(loaded: LoadedModel, family: Family, class_name: str) -> dict[str, Any]:
-    """The fields of config.json without a task. Raises UserError if the family's heads would compute another thing."""
+    """The fields of config.json without a task."""
     values = family.write_model(loaded.model, loaded.vocabulary) | family.write_heads(loaded.heads)
     values |= {"architectures": [class_name], "model_type": family.model_type}
+    # Reading refuses a head that would compute another function in transformers, e.g. with another activation.
     try:
         family.read_heads(Path(huggingface.CONFIG_FILE), values, frozenset(head_names(loaded.heads)))
     except UserError as error:
@@ -235,10 +266,11 @@ def _config_values(loaded: LoadedModel, family: Family, class_name: str) -> dict
 
 
 def task_fields(loaded: LoadedModel) -> dict[str, Any]:
-    """The fields of config.json that describe a model's labels and task."""
+    """The fields of config.json for a model's labels and task."""
     values: dict[str, Any] = {}
     if outputs := loaded.heads.classes or loaded.heads.tags:
         labels = list(loaded.task["labels"]) if loaded.task else []
+        # Without a label for every output, labels have the default names of transformers.
         if len(labels) != outputs:
             labels = [f"LABEL_{index}" for index in range(outputs)]
         values["id2label"] = {str(index): label for index, label in enumerate(labels)}
@@ -253,23 +285,19 @@ def task_fields(loaded: LoadedModel) -> dict[str, Any]:
 
 
 def _save_tokenizer(loaded: LoadedModel, directory: Path) -> None:
-    """Writes the tokenizer's files so that transformers builds the sequences that this model expects.
-
-    It also truncates them to the number of tokens that the model accepts or its task uses.
-    """
+    """Writes the tokenizer's files so that transformers builds and truncates sequences as this model expects."""
     words, types = loaded.vocabulary, loaded.model.segment_types > 1
     Tokenizer(words.spec).save(directory)
     settings = directory / sentence_transformers.TOKENIZER_FILE
     longest = min((loaded.task or {}).get("max_length", sys.maxsize), loaded.model.max_positions)
-    # Of the classes in transformers, only BERT's gives token types to a model without being told.
+    # Of the classes in transformers, only BERT's gives token types without model_input_names.
     inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
-    write_json(settings, read_json(settings) | {"model_max_length": longest, "model_input_names": inputs})
-    # The classes build no token types for the vocabularies of RoBERTa and XLM-R, which use two separators, and build
-    # them for the others. Any other model gets the general class and its own template, or no template if the
-    # vocabulary adds no special tokens.
-    if types == (words.pair_separators == 1):
-        return
-    if words.adds_special_tokens:
+    values = read_json(settings) | {"model_max_length": longest, "model_input_names": inputs}
+    # The classes of RoBERTa and XLM-R, whose vocabularies use two separators, build no token types; the others do.
+    # Models that differ get the general class with a template of their own.
+    differs = types != (words.pair_separators == 1)
+    write_json(settings, values | ({"tokenizer_class": "PreTrainedTokenizerFast"} if differs else {}))
+    if differs and words.adds_special_tokens:
         file = directory / "tokenizer.json"
         library = tokenizers.Tokenizer.from_file(str(file))
         cls, sep = (words.roles.cls_token, words.cls_id), (words.roles.sep_token, words.sep_id)
@@ -277,4 +305,3 @@ def _save_tokenizer(loaded: LoadedModel, directory: Path) -> None:
         trim = [processors.ByteLevel(trim_offsets=True)] if words.kind == "bpe" else []
         library.post_processor = processors.Sequence([*trim, sequences])
         file.write_text(library.to_str(pretty=True), encoding="utf-8")
-    write_json(settings, read_json(settings) | {"tokenizer_class": "PreTrainedTokenizerFast"})

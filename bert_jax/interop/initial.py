@@ -1,6 +1,6 @@
-"""Prepares a run's initial parameters and architecture, and the teacher of a distillation.
+"""Prepares a run's architecture, initial parameters and teacher.
 
-A run calls `open_initial`, `architecture` and `initial_params` in this order; `distilled` and `distilled_pretraining`
+A run calls `open_initial`, `architecture` and `initial_params` in this order. `distilled` and `distilled_pretraining`
 add a teacher to its objective.
 """
 
@@ -28,11 +28,11 @@ from bert_jax.train.objectives.distilled import TEACHER, Teacher
 from bert_jax.train.rules import ENCODER_STACK
 from bert_jax.train.workdir import checkpoint_folder, read_config
 
-# ModernBERT applies one dense layer and norm before any head, so a fine-tuned head's layer starts from the one that the
-# masked language model was pretrained with.
+# ModernBERT has one dense layer and norm before any head: new -> old. Fine-tuning starts from the layer that the masked
+# language model was pretrained with.
 _BEFORE_HEADS = {"pooler/dense": "mlm_head/transform", "pooler/norm": "mlm_head/norm"}
 
-# Heads whose outputs get their meaning from a task's labels, by the task's key.
+# Heads whose outputs stand for labels, by the task's key for these labels.
 _RELATION_HEADS = ("span_relations",)
 _LABEL_HEADS = {
     "labels": ("classifier", "tagger", "crf", "question_head", "span_classifier", *_RELATION_HEADS),
@@ -43,7 +43,8 @@ _LABEL_HEADS = {
 def open_initial(config: TrainConfig) -> LoadedModel | None:
     """Opens init_from with its init_layers; returns None for a run from scratch.
 
-    Raises UserError for init_layers without init_from, and whenever open_checkpoint and with_layers do.
+    Raises:
+        UserError: init_layers is set without init_from, or open_checkpoint or with_layers refuses.
     """
     if config.init_from:
         loaded = open_checkpoint(config.init_from, config.init_average, average_key="init_average")
@@ -57,12 +58,19 @@ def open_initial(config: TrainConfig) -> LoadedModel | None:
 
 
 def architecture(config: PretrainConfig, vocab_size: int, loaded: LoadedModel | None) -> ModelConfig:
-    """The architecture of a recipe, or of its checkpoint (the result of open_initial) with the recipe's changes.
+    """The recipe's architecture, or with the preset `checkpoint`, the checkpoint's with the recipe's changes.
 
-    Raises UserError for the preset `checkpoint` without one, and for options that ModelConfig refuses.
+    Args:
+        config: The recipe.
+        vocab_size: The vocabulary's size, for all other presets.
+        loaded: The result of open_initial.
+
+    Raises:
+        UserError: The preset `checkpoint` has no checkpoint, or ModelConfig refuses the options.
     """
     if config.model.preset != sizes.FROM_CHECKPOINT:
         return sizes.model_config(config.model, vocab_size)
+    # A branch restores the state of its trunk, so it has the trunk's architecture.
     if config.branch_from:
         workdir = checkpoint_folder(config.branch_from).parent.parent
         return sizes.with_options(read_config(workdir).model, config.model)
@@ -82,27 +90,25 @@ def with_layers(loaded: LoadedModel, layers: Sequence[int]) -> LoadedModel:
             its norm.
     """
     model, origin = loaded.model, loaded.origin or "the checkpoint"
-    if model.encoder.kind != "transformer":
-        raise UserError(
-            f"init_layers selects Transformer layers, but {origin} has an encoder {model.encoder.kind}. Omit it"
-        )
-    if list(layers) != sorted(set(layers)) or not 0 <= layers[0] <= layers[-1] < model.layers:
-        raise UserError(
-            f"init_layers is {tuple(layers)}; use ascending numbers from 0 to {model.layers - 1}, the last layer of "
-            f"{origin}"
-        )
     # Whether a layer has global attention, and a first norm, depends on its place.
     kinds = [(model.is_global(layer), layer == 0 and model.norm == "pre_but_first") for layer in range(model.layers)]
-    if [kinds[layer] for layer in layers] != kinds[: len(layers)]:
-        raise UserError(
-            f"init_layers is {tuple(layers)}, but other layers of {origin} would then have global attention or no "
-            f"first norm. Take whole groups of {model.global_every} layers, with layer 0 first"
+    problem = ""
+    if model.encoder.kind != "transformer":
+        problem = f", but {origin} has an encoder {model.encoder.kind}, not a Transformer. Omit it"
+    elif list(layers) != sorted(set(layers)) or not 0 <= layers[0] <= layers[-1] < model.layers:
+        problem = f"; use ascending numbers from 0 to {model.layers - 1}, the last layer of {origin}"
+    elif [kinds[layer] for layer in layers] != kinds[: len(layers)]:
+        problem = (
+            f", but other layers of {origin} would then have global attention or no first norm. Take whole groups of "
+            f"{model.global_every} layers, with layer 0 first"
         )
+    if problem:
+        raise UserError(f"init_layers is {tuple(layers)}{problem}")
     params = dict(loaded.params)
     for path, value in params.items():
-        if path.startswith(ENCODER_STACK) and len(value) == model.layers:
-            if model.shared_layers != "none" and len(value) == 1:
-                continue  # a parameter that all layers share is stored once
+        # A parameter that all layers share is stored once, [1, ...].
+        shared = model.shared_layers != "none" and len(value) == 1
+        if path.startswith(ENCODER_STACK) and len(value) == model.layers and not shared:
             params[path] = value[list(layers)]
     return dataclasses.replace(loaded, model=dataclasses.replace(model, layers=len(layers)), params=params)
 
@@ -115,27 +121,27 @@ def initial_params(
     task: Mapping[str, Any] | None = None,
     report: Callable[[str], None] = distributed.note,
 ) -> dict[str, np.ndarray]:
-    """Selects a checkpoint's parameters that fit a run with this model, heads and vocabulary, by path.
+    """Selects the checkpoint's parameters that fit a run, by path; the run initializes the others randomly.
 
-    A head is initialized randomly if the checkpoint lacks it, has it with another number of classes, or was fine-tuned
-    for a task of another kind or with other labels than `task`. This is reported in one line.
+    These are the heads that the checkpoint lacks, has with another number of classes, or was fine-tuned with for a task
+    of another kind or with other labels than `task`. One line reports them.
 
     Raises:
         UserError: The checkpoint has another architecture or another tokenizer.
     """
-    origin = loaded.origin or "the checkpoint"
+    origin, problem = loaded.origin or "the checkpoint", ""
+    if loaded.vocabulary.content_hash != vocabulary.content_hash:
+        problem = f"was trained with another tokenizer than this run's data. Build them with --tokenizer={origin}"
     for name in ARCHITECTURE_FIELDS:
         there, here = getattr(loaded.model, name), getattr(model, name)
         if not (model.encoder.computes_as(loaded.model.encoder) if name == "encoder" else there == here):
-            raise UserError(
-                f"{origin} has another architecture: {name} is {there}, but the configuration has {here}. Change "
-                "config.model, or set init_from to another checkpoint"
+            # The architecture comes first: another tokenizer often means another size of its vocabulary, too.
+            problem = (
+                f"has another architecture: {name} is {there}, but the configuration has {here}. Change config.model"
             )
-    if loaded.vocabulary.content_hash != vocabulary.content_hash:
-        raise UserError(
-            f"{origin} was trained with another tokenizer than the one of this run's data. Build the data with "
-            f"--tokenizer={origin}, or set init_from to another checkpoint"
-        )
+            break
+    if problem:
+        raise UserError(f"{origin} {problem}, or set init_from to another checkpoint")
     expected = layers.flatten(abstract_params(model, heads))
     params = dict(loaded.params)
     if model.pooler == "transform":
@@ -144,7 +150,7 @@ def initial_params(
                 if path.startswith(old + layers.SEPARATOR):
                     params.setdefault(path.replace(old, new), value)
 
-    # Heads with a meaning that the run's task does not share are dropped.
+    # A head with as many outputs may still have other labels: its outputs would then mean something else.
     reason = "not in the checkpoint"
     if task and loaded.task:
         other_kind = task["kind"] != loaded.task["kind"]
@@ -154,6 +160,7 @@ def initial_params(
                 labels = ", ".join(loaded.task.get(key) or ["scores"])
                 reason += f" or specific to its task ({loaded.task['name']}: {labels:.80})"
                 break
+    # Shapes can still differ in the number of classes.
     params = {p: value for p, value in params.items() if p in expected and expected[p].shape == value.shape}
     if fresh := [path for path in expected if path not in params]:
         report(f"starting from {as_typed(origin)}; initialized randomly, since {reason}: {', '.join(fresh)}")
@@ -162,7 +169,7 @@ def initial_params(
 
 @dataclass(frozen=True)
 class Distilled:
-    """A run's objective with a teacher, the teacher's parameters by path, and a line about it."""
+    """A run's objective with a teacher, the teacher's parameters by path, and a line that describes it."""
 
     objective: DistilledObjective
     constants: dict[str, np.ndarray]
@@ -170,7 +177,11 @@ class Distilled:
 
 
 def open_teacher(config: DistillConfig, vocabulary: Vocabulary) -> LoadedModel:
-    """Opens the teacher. Raises UserError for another tokenizer, and whenever open_checkpoint does."""
+    """Opens the teacher.
+
+    Raises:
+        UserError: It has another tokenizer, or open_checkpoint refuses it.
+    """
     loaded = open_checkpoint(config.teacher)
     if loaded.vocabulary.content_hash != vocabulary.content_hash:
         raise UserError(
@@ -191,8 +202,8 @@ def distilled(
 ) -> Distilled:
     """Adds a teacher to an objective; `heads` compute its outputs.
 
-    Raises UserError for layers that cannot be compared, and if only one of the two models is causal, since they see
-    different tokens.
+    Raises:
+        UserError: Layers cannot be compared, or only one of the two models is causal, so they see different tokens.
     """
     teacher = loaded.model
     if teacher.causal != student.causal or teacher.directions != student.directions:
@@ -202,7 +213,9 @@ def distilled(
             f"is {kinds[1]}, with the encoder {student.encoder.kind}. Use a teacher that sees the same tokens"
         )
     pairs = config.pairs(student.layers, teacher.layers)
+    # Hidden states of another width are compared after a projection, which is trained along with the student.
     projection = teacher.width if pairs and teacher.width != student.width else 0
+    # Heads that give no target would only take memory.
     params = {path: loaded.params[path] for path in layers.flatten(abstract_params(teacher, heads))}
     count = sum(value.size for value in params.values())
     return Distilled(
@@ -221,34 +234,40 @@ def distilled_pretraining(
 ) -> Distilled | None:
     """Adds the teacher of config.distill to a pretraining objective; returns None without one.
 
-    Raises UserError for an objective other than masked language modeling, a teacher that cannot read these rows, and
-    keys that have no effect.
+    Raises:
+        UserError: The objective is not masked language modeling, the teacher cannot read these rows or gives no soft
+            targets, or keys have no effect.
     """
     settings = config.distill
     settings.check_unused()
     if not settings.teacher:
         return None
+    problem = ""
     if not isinstance(objective, MaskedLMObjective):
-        raise UserError(
+        problem = (
             f"distill.teacher is set, but config.objective is {config.objective.kind}: pretraining distils masked "
             "language models. Use --config.objective=mlm, or omit distill.teacher"
         )
-    if settings.soft_weight and config.model.logits_at_once:
-        raise UserError(
+    elif settings.soft_weight and config.model.logits_at_once:
+        problem = (
             f"model.logits_at_once is {config.model.logits_at_once}, but soft targets are of the whole vocabulary. Use "
             "--config.model.logits_at_once=0, and more microbatches to save memory"
         )
+    if problem:  # before the teacher is read, which may take minutes
+        raise UserError(problem)
     loaded = open_teacher(settings, vocabulary)
     longest = max(data.seq_len for data in datasets)
     if longest > loaded.model.max_positions:
-        raise UserError(
-            f"the rows have {longest} positions, but distill.teacher={settings.teacher} supports only "
-            f"{loaded.model.max_positions}. Build shorter rows, or use another teacher"
+        problem = (
+            f"supports only {loaded.model.max_positions} positions, but the rows have {longest}. Build shorter rows, "
+            "or use another teacher"
         )
-    if settings.soft_weight and not loaded.heads.mlm:
-        raise UserError(
-            f"distill.teacher={settings.teacher} has no masked-language-model head, so it gives no soft targets. Use "
-            "one that has, or only its hidden states: --config.distill.soft_weight=0 --config.distill.hidden_weight=1"
+    elif settings.soft_weight and not loaded.heads.mlm:
+        problem = (
+            "has no masked-language-model head, so it gives no soft targets. Use one that has, or only its hidden "
+            "states: --config.distill.soft_weight=0 --config.distill.hidden_weight=1"
         )
+    if problem:
+        raise UserError(f"distill.teacher={settings.teacher} {problem}")
     heads = Heads(mlm=bool(settings.soft_weight))
     return distilled(DistilledMaskedLM, objective, settings, student, loaded, heads, words=vocabulary.vocab_size)

@@ -1,4 +1,4 @@
-"""LoadedModel, the common form of a model from any checkpoint, and two ways to change it."""
+"""LoadedModel, the form in which every checkpoint is opened, and two changes to it: a part, and a scale of targets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,7 +47,11 @@ class LoadedModel:
 
 
 def load_vocabulary(directory: Path, model: ModelConfig, config_file: str = "config.json") -> Vocabulary:
-    """Reads a model's vocabulary. Raises UserError if it has more tokens than the model."""
+    """Reads a model's vocabulary.
+
+    Raises:
+        UserError: It has more tokens than the model.
+    """
     words = vocabulary.load(directory)
     if words.vocab_size > model.vocab_size:
         raise UserError(
@@ -60,27 +64,27 @@ def load_vocabulary(directory: Path, model: ModelConfig, config_file: str = "con
 def part_of(loaded: LoadedModel, part: str) -> LoadedModel:
     """Selects the discriminator or the generator of a model trained with config.objective=replaced_tokens.
 
-    Raises UserError for an unknown part, and for a model without a generator.
+    Raises:
+        UserError: The part is unknown, or the model has no generator.
     """
-    if part not in PARTS:
-        raise UserError(f"unknown --part {part}; choose from {', '.join(PARTS)}")
-    if not loaded.heads.generator:
+    if part not in PARTS or not loaded.heads.generator:
         raise UserError(
-            f"{loaded.origin} has no generator; only models trained with config.objective=replaced_tokens have parts"
+            f"unknown --part {part}; choose from {', '.join(PARTS)}"
+            if loaded.heads.generator
+            else f"{loaded.origin} has no generator; only models of config.objective=replaced_tokens have parts"
         )
     if part == "discriminator":
         params = {path: value for path, value in loaded.params.items() if not path.startswith(_GENERATOR)}
         return replace(loaded, heads=replace(loaded.heads, generator=0), params=params)
-    # Both parts share the embeddings, but the generator reads them through its own projection.
-    params = {
-        path: value
-        for path, value in loaded.params.items()
-        if path.startswith(_EMBEDDINGS) and not path.startswith(_PROJECTION)
-    }
+    # Both parts share the embeddings, but the generator reads them through its own projection, which in a model of its
+    # own is in `embeddings`.
+    params = {}
     for path, value in loaded.params.items():
         if path.startswith(_GENERATOR):
             own = path.removeprefix(_GENERATOR)
             params[_EMBEDDINGS + own if own.startswith("projection/") else own] = value
+        elif path.startswith(_EMBEDDINGS) and not path.startswith(_PROJECTION):
+            params[path] = value
     model = generator_config(loaded.model, loaded.heads.generator)
     return replace(loaded, model=model, heads=Heads(mlm=True), params=params, task=None)
 
@@ -96,6 +100,7 @@ def with_target_scale(loaded: LoadedModel, mean: float = 0.0, std: float = 1.0) 
         return loaded
     kernel, bias = (f"{_REGRESSION_HEADS[task['kind']]}/dense/{name}" for name in ("kernel", "bias"))
     params = dict(loaded.params)
+    # The target is old_std * (x kernel + bias) + old_mean. In float64, so that a scale and its inverse lose nothing.
     params[kernel] = (params[kernel].astype("float64") * old_std / std).astype("float32")
     params[bias] = ((params[bias].astype("float64") * old_std + old_mean - mean) / std).astype("float32")
     return replace(loaded, params=params, task={**task, "target_mean": mean, "target_std": std})

@@ -1,6 +1,6 @@
 """Renders an exported model's README.md: its data, training, scores and limits, and how to load it.
 
-A card is published, so it names files and folders by the last part of their paths.
+Cards are published, so they name files and folders only by the last part of their paths.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,12 +30,12 @@ _PIPELINES = {
     "lm": "text-generation",
 }
 
-# Keys of result.json that describe the training and not the scores.
+# Keys of result.json that are no scores, with their titles.
 _EFFORT = {"step": "steps taken", "tokens": "tokens seen", "seconds": "time of training"}
 _RULES = "optimizer.decays"  # regular expressions, shown as code
-# The settings that a card names if they are set, by configuration key.
+# Configuration keys that a card shows if they are set.
 _PATHS = ("task.train", "init_from", "branch_from", "distill.teacher")
-_DATA = ("data.train", "data.mixture", "data.phases")  # if the run did not record its data
+_DATA = ("data.train", "data.mixture", "data.phases")  # only if the run did not record its data
 _SETTINGS = (
     "objective",
     "batch_size",
@@ -60,10 +60,10 @@ _SETTINGS = (
     "seed",
 )
 
-# Values that change nothing and are not listed; `steps` is the usual data.mask_shape.
+# Values that change nothing are not listed; `steps` is the usual data.mask_shape.
 _UNNAMED: tuple[Any, ...] = (None, "", {}, "auto", "none", "steps", 0, 0.0)
 
-# The masks of objectives that ignore the shards' masks.
+# Objectives that ignore the shards' masks, and their own masks.
 _OWN_MASKS = {"causal": "none", "diffusion": "random rates"}
 
 _WITH_BERT_JAX = "bert_jax takes the folder as `--checkpoint`, `--config.init_from`, or through `bert-jax convert`."
@@ -76,10 +76,14 @@ UNLABELLED = {"question": "a span of the context", "embedding": "a vector of eac
 
 
 def render(loaded: LoadedModel, family: Family, class_name: str, parameters: int, loading: str) -> str:
-    """Renders the model card as Markdown. Sections without known content are left out.
+    """Renders the model card as Markdown, without sections that would be empty.
 
-    `parameters` is their number. `loading` is TRANSFORMERS or SENTENCE_TRANSFORMERS, or a section on how to load the
-    model in another way.
+    Args:
+        loaded: The model.
+        family: Its family.
+        class_name: Its class in transformers.
+        parameters: The number of parameters in the file.
+        loading: The library that loads it, TRANSFORMERS or SENTENCE_TRANSFORMERS, or a section on another way.
     """
     model = loaded.model
     names = head_names(loaded.heads)
@@ -126,7 +130,7 @@ def render(loaded: LoadedModel, family: Family, class_name: str, parameters: int
 
 
 def _data_section(loaded: LoadedModel) -> list[str]:
-    """The sources for pretraining, or the numbers of examples for fine-tuning."""
+    """Pretraining sources, or the number of fine-tuning examples."""
     if loaded.task is not None:
         counts = loaded.metrics.get("counts", {})
         rows = [(part, count["examples"], count.get("tokens")) for part, count in counts.items()]
@@ -149,7 +153,8 @@ def _data_section(loaded: LoadedModel) -> list[str]:
 
 
 def _masks(loaded: LoadedModel, masking: Mapping[str, Any]) -> str:
-    """A source's masks in training. Their rate is the shards' unless the run had its own."""
+    """Describes a source's masks; a rate of the run overrides the shards' rate."""
+    # `auto` chose the objective by the model, so a causal model had no masks.
     objective = (loaded.training.get("objective") or {}).get("kind", "auto")
     if loaded.model.causal or loaded.model.directions > 1:
         objective = "causal"
@@ -164,6 +169,7 @@ def _masks(loaded: LoadedModel, masking: Mapping[str, Any]) -> str:
 def _training_rows(loaded: LoadedModel) -> list[tuple[str, Any]]:
     """The run's most important settings by configuration key, and its effort."""
     paths = _PATHS if loaded.data else (*_PATHS, *_DATA)
+    # A weight decay that no parameter uses would mislead.
     rules = (loaded.training.get("optimizer") or {}).get("decays") or {}
     overridden = "optimizer.weight_decay" if overrides_weight_decay(rules, unflatten(loaded.params)) else ""
     rows = []
@@ -173,6 +179,7 @@ def _training_rows(loaded: LoadedModel) -> list[tuple[str, Any]]:
             value = value[part] if isinstance(value, Mapping) and part in value else None
         if key in paths and value:
             value = _without_folders(value)
+        # A group of several kinds, such as the optimizer, is named by its kind; its own keys follow.
         if isinstance(value, Mapping) and "kind" in value:
             value = value["kind"]
         if value not in _UNNAMED and key != overridden:
@@ -184,7 +191,7 @@ def _training_rows(loaded: LoadedModel) -> list[tuple[str, Any]]:
 
 
 def _without_folders(value: Any) -> Any:
-    """Returns a configuration's value with names in place of paths: {wiki: (/home/me/wiki, 1)} is {wiki: (wiki, 1)}."""
+    """Replaces paths in a configuration's value by names: {wiki: (/home/me/wiki, 1)} becomes {wiki: (wiki, 1)}."""
     if isinstance(value, Mapping):
         return {key: _without_folders(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -192,14 +199,15 @@ def _without_folders(value: Any) -> Any:
     if not isinstance(value, str) or value.startswith(location.PREFIX):
         return value
     parts = PurePath(value).parts
-    *_, run, folder, last = ("", "", "", *parts)
+    # Data from memory were in a temporary folder, whose name means nothing.
     if any(part.startswith(IN_MEMORY) for part in parts):
         return ""
+    *_, run, folder, last = ("", "", "", *parts)
     return f"{run}, step {last}" if run and folder == CHECKPOINTS else last
 
 
 def _scores(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """The scores of result.json by name: numbers, and the mean and standard deviation of several seeds."""
+    """The scores in result.json by name: numbers, or means ± standard deviations over seeds."""
     scores: dict[str, str] = {}
     for name, value in metrics.items():
         if name in (*_EFFORT, "steps", "counts", "start", "best"):
@@ -207,6 +215,7 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, str]:
         if not isinstance(value, Mapping):
             if isinstance(value, int | float) and not isinstance(value, bool):
                 scores[name] = _number(value)
+        # A group of metrics, such as `metrics` of a fine-tuning run.
         elif "mean" not in value:
             scores |= _scores(value)
         elif value["mean"] is not None and not is_threshold(name):  # a metric of a task
@@ -217,7 +226,8 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _limits(loaded: LoadedModel) -> list[str]:
-    """The model's limits, as far as its run shows them."""
+    """The model's limits that its run shows."""
+    # Fine-tuned models have no recorded rows; nothing is then said about their length.
     longest = max((source["seq_len"] for source in loaded.data), default=loaded.model.max_positions)
     limits = (
         (

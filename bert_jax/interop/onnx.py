@@ -30,17 +30,17 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.storage.files import atomic_folder
 
 PACKAGES = ("jax2onnx", "onnx", "onnxruntime")
-# ONNX 1.12, of 2022: new enough for everything that a model needs, and read by every runtime of today.
+# ONNX 1.12 (2022) has all operators that a model needs, and every current runtime reads it.
 OPSET, IR_VERSION = 17, 8
-# Bytes of tensors in one file, which may have 2 GiB (protobuf's limit); the rest is for the nodes.
+# Bytes of tensors in a file of at most 2 GiB (protobuf's limit); the rest is for the nodes.
 TENSORS_LIMIT = 2**31 - 2**26
 
 TOKEN_TYPES = {"segment_ids": "token_type_ids"}
 # Names in bert_jax and in transformers; the logits of one head alone are `logits`.
 _OUTPUTS = {"last": "last_hidden_state", "pooled": "pooler_output", "vector": "sentence_embedding"}
-# The error allowed in float32 outputs, relative to the largest value if that is above 1.
+# The largest error of float32 outputs, relative to the largest value if this is above 1.
 TOLERANCE = 1e-4
-# The parameter that holds a call's function, by primitive. Derivatives that a call defines are left out.
+# Primitives that call a function, and their parameter that holds it. Custom derivatives are left out.
 _CALLED = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 # The model card's section on how to run the program.
@@ -62,7 +62,7 @@ _DIFFERENCES = """any batch size and length. Largest differences from bert_jax's
 
 
 class Difference(NamedTuple):
-    """An output's largest difference from the model's output, and the largest absolute value of the latter."""
+    """The largest difference of a program's output from the model's, and the latter's largest absolute value."""
 
     error: float
     largest: float
@@ -73,7 +73,11 @@ class Difference(NamedTuple):
 
 
 def check_installed() -> None:
-    """Raises UserError if a package of the extra `onnx` is missing."""
+    """Checks that the packages of the extra `onnx` are installed.
+
+    Raises:
+        UserError: One is missing.
+    """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
@@ -84,15 +88,15 @@ def check_installed() -> None:
 def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") -> dict[str, Difference]:
     """Writes a program in float32 or int8 to a new folder, and returns its differences by output.
 
-    The folder appears complete or not at all, after the float32 program was compared with the model in onnxruntime. A
-    model that was fine-tuned for vectors becomes a sentence-transformers folder with the output `sentence_embedding`.
+    The folder appears complete or not at all, once the float32 program equals the model in onnxruntime. A model that
+    was fine-tuned for vectors becomes a sentence-transformers folder with the output `sentence_embedding`.
 
     Raises:
         UserError: A package is missing, the folder exists, the model has no Hugging Face format or is one of multiple
             choice, or the program differs from the model by more than TOLERANCE.
     """
     check_installed()
-    import onnx
+    import onnx  # only with the extra
 
     if loaded.heads.choices:
         raise UserError("--format onnx does not write models of multiple choice. Use --format hf or stablehlo")
@@ -107,6 +111,7 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
         file = unfinished / (ONNX_FILE if dtype == "float32" else "float32.onnx")
         large = sum(4 * math.prod(tensor.dims) for tensor in program.graph.initializer) > TENSORS_LIMIT
         onnx.save_model(program, file, save_as_external_data=large, location=f"{file.name}.data" if large else None)
+        # The float32 program is compared in any case: it shows whether the conversion is right.
         measured = differences(file, loaded, compute)
         _check(measured, TOLERANCE, "and use --format stablehlo")
         if dtype == "int8":
@@ -134,11 +139,11 @@ def _check(measured: Mapping[str, Difference], tolerance: float, advice: str) ->
 
 
 def named_outputs(loaded: LoadedModel, settings: Mapping[str, Any] | None = None) -> Program:
-    """The program of a model's outputs by their names in transformers.
+    """A program that returns a model's outputs by their names in transformers.
 
-    A head has `logits`; one of answers has `start_logits` and `end_logits`, and next sentence prediction next to
-    another head has `seq_relationship_logits`. A model without heads has `last_hidden_state`, and `pooler_output` if it
-    has a pooler; one with settings (text_vectors) has `last_hidden_state` and `sentence_embedding`.
+    Heads return `logits`, except `start_logits` and `end_logits` for answers, and `seq_relationship_logits` for next
+    sentences next to another head. A model without heads returns `last_hidden_state`, and `pooler_output` if it has a
+    pooler; with `settings` (as in text_vectors), `last_hidden_state` and `sentence_embedding`.
     """
     # Unrolled, so that each layer's parameters are constants of the program, which can be quantized.
     runtime = Runtime(attention=stablehlo.ATTENTION, layer_loop="unrolled", platform="cpu")
@@ -160,10 +165,7 @@ def named_outputs(loaded: LoadedModel, settings: Mapping[str, Any] | None = None
 
 
 def convert(loaded: LoadedModel, compute: Program) -> Any:
-    """Converts the program to an onnx.ModelProto for any batch size and any length up to the model's positions.
-
-    Inputs are int64[batch, length], outputs float32.
-    """
+    """Converts a program to an onnx.ModelProto: int64[batch, length] to float32, for any length that the model has."""
     import jax2onnx
     import onnx
 
@@ -185,10 +187,12 @@ def convert(loaded: LoadedModel, compute: Program) -> Any:
             input_names=[TOKEN_TYPES.get(name, name) for name in names],
             output_names=order,
         )
+    # The newest version, which jax2onnx writes, is refused by older runtimes.
     program.ir_version = IR_VERSION
     program.producer_name = "bert_jax"
     graph = program.graph
-    del graph.value_info[:]  # numbered symbols; a runtime infers these shapes itself
+    # jax2onnx numbers symbols. Runtimes infer the shapes of intermediate values, and outputs get their sizes by name.
+    del graph.value_info[:]
     for value, name in zip(graph.output, order, strict=True):
         del value.type.tensor_type.shape.dim[:]
         for size in outputs[name].shape:
@@ -208,6 +212,7 @@ def convert(loaded: LoadedModel, compute: Program) -> Any:
         if node.op_type == "Gemm" and values == {"alpha": 1.0, "beta": 0.0}:
             node.op_type = "MatMul"
             del node.attribute[:], node.input[2:]
+    # The removed biases would stay in the file.
     used = {name for node in graph.node for name in node.input}
     _replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in used])
     return program
@@ -220,7 +225,7 @@ def _replace(repeated: Any, values: list[Any]) -> None:
 
 
 def _quantize(source: Path, target: Path, *, in_two_files: bool) -> None:
-    """Writes the program with its matrices in int8; onnxruntime chooses the scales of activations for each batch."""
+    """Rounds a program's matrices to int8; onnxruntime chooses the scales of activations per batch."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with _quietly():
@@ -228,8 +233,8 @@ def _quantize(source: Path, target: Path, *, in_two_files: bool) -> None:
             source,
             target,
             per_channel=True,  # a scale for each column of a matrix
-            # Weights use 7 of the 8 bits, so that processors without instructions for 8-bit dot products do not
-            # saturate, and give the same results as others (onnxruntime's guide to quantization).
+            # Weights use 7 of 8 bits: processors without instructions for 8-bit dot products would saturate, and give
+            # other results (onnxruntime's guide to quantization).
             reduce_range=True,
             weight_type=QuantType.QInt8,
             use_external_data_format=in_two_files,
@@ -237,12 +242,10 @@ def _quantize(source: Path, target: Path, *, in_two_files: bool) -> None:
 
 
 def differences(path: Path, loaded: LoadedModel, compute: Program) -> dict[str, Difference]:
-    """Measures how far a file's outputs are from the model's, by name, for random tokens in rows of three lengths.
-
-    Padding does not count in outputs by token.
-    """
+    """Measures by name how far a file's outputs are from the model's, for random tokens in rows of three lengths."""
     import onnxruntime
 
+    # Rows with padding, and a length that is no power of two, show a mask or a size that was fixed by mistake.
     generator = np.random.default_rng(0)
     longest = min(13, loaded.model.max_positions)
     real = np.arange(longest) < np.array([longest, longest // 2 + 1, 3])[:, None]
@@ -260,6 +263,7 @@ def differences(path: Path, loaded: LoadedModel, compute: Program) -> dict[str, 
         ours, theirs = expected[name], got[name]
         measured[name] = Difference(np.inf, 0.0)
         if ours.shape == theirs.shape:
+            # Padding does not count in outputs by token, [B, T, ...].
             ours, theirs = (value[real] if value.shape[:2] == real.shape else value for value in (ours, theirs))
             measured[name] = Difference(float(np.abs(theirs - ours).max()), float(np.abs(ours).max()))
     return measured
@@ -267,7 +271,7 @@ def differences(path: Path, loaded: LoadedModel, compute: Program) -> dict[str, 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Leaves out the warnings of converters, which are about their own steps."""
+    """Hides the warnings of converters, which are about their own steps."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -279,9 +283,9 @@ def _quietly() -> Iterator[None]:
 
 
 def folded(traced: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """Computes parts of a traced function that need no argument, such as the slice of each layer, at trace time.
+    """Computes at trace time the parts of a function that need no argument, such as the slices of layers.
 
-    A model's parameters must be constants of the traced function. Calls are inlined.
+    The model's parameters must be constants of the traced function. Calls are inlined.
     """
     return lambda *arguments: _evaluate(traced.jaxpr, traced.consts, arguments)
 

@@ -1,7 +1,7 @@
 """Reads Google's original BERT checkpoints: bert_config.json, bert_model.ckpt.*, vocab.txt.
 
-TensorFlow reads the files. Tensors have the names of google-research/bert, modeling.py and run_pretraining.py, which
-translate to the names in transformers by rule, so that the rest is the same as in Hugging Face format.
+TensorFlow reads the files. Tensors are named as in google-research/bert, modeling.py and run_pretraining.py. A rule
+translates these names to those in transformers, so all else is as in Hugging Face format.
 """
 
 import re
@@ -20,7 +20,14 @@ CONFIG_FILE = "bert_config.json"
 _INDEX = ".index"
 # Optimizer state and counters that training saves along with the parameters.
 _TRAINING_STATE = re.compile(r".*/adam_[mv]$|global_step$|.*/(Adam|LAMB\w*)(_1)?$|beta[12]_power$")
-# Names that do not follow the rule: TensorFlow -> Hugging Face.
+# How names end: TensorFlow, as a regular expression -> Hugging Face.
+_ENDINGS = {
+    r"LayerNorm\.gamma$": "LayerNorm.weight",
+    r"LayerNorm\.beta$": "LayerNorm.bias",
+    r"embeddings$": "embeddings.weight",
+    r"kernel$": "weight",
+}
+# Names that do not follow this rule: TensorFlow -> Hugging Face.
 _HEADS = {
     "cls/predictions/output_bias": "cls.predictions.bias",
     "cls/seq_relationship/output_weights": "cls.seq_relationship.weight",
@@ -41,23 +48,33 @@ def is_original_bert(path: Path) -> bool:
 def read(path: str | Path) -> LoadedModel:
     """Reads a folder in Google's format, or one of several checkpoints in it by prefix (DIR/model.ckpt-1000).
 
-    It reads the heads that there are: masked language model, next sentence, run_classifier.py's and run_squad.py's.
-    The last two have the task of a Hugging Face folder, so labels are called LABEL_0, LABEL_1, .... GELU is exact, as
-    in the first release and in the conversions of transformers; the original code adopted the tanh approximation later
-    (bee6030) under the same name.
+    All heads in the file are read: masked language model, next sentence, and those of run_classifier.py and
+    run_squad.py. The last two have the task of a Hugging Face folder, so labels are called LABEL_0, LABEL_1, ....
+    GELU is exact, as in the first release and in conversions by transformers; the original code later adopted the tanh
+    approximation (bee6030) under the same name.
 
     Raises:
-        UserError: TensorFlow is not installed, the architecture is another one, a tensor is missing, unexpected or has
+        UserError: TensorFlow is not installed, the architecture is not BERT's, a tensor is missing, unexpected or has
             another shape, a file is damaged, or the vocabulary does not fit.
     """
-    prefix = Path(path)
+    prefix, problem = Path(path), ""
     if prefix.is_dir():
-        prefix = _only_prefix(prefix)
+        prefixes = sorted(file.with_suffix("") for file in prefix.glob(f"*{_INDEX}"))
+        if prefix / "bert_model.ckpt" in prefixes:
+            prefixes = [prefix / "bert_model.ckpt"]
+        if not prefixes:
+            problem = f"holds {CONFIG_FILE} but no checkpoint (*.ckpt{_INDEX} and its data). Download both"
+        elif len(prefixes) > 1:
+            problem = f"holds {len(prefixes)} checkpoints. Give one of them, such as {prefixes[-1]}"
+        else:
+            [prefix] = prefixes
     elif not prefix.with_name(prefix.name + _INDEX).exists():
-        raise UserError(f"{path}{_INDEX} does not exist. Give a folder, or the prefix of a TensorFlow checkpoint in it")
+        problem = f"has no file {prefix.name}{_INDEX} next to it. Give a folder, or a TensorFlow checkpoint's prefix"
+    if problem:
+        raise UserError(f"{path} {problem}")
     values = read_json(prefix.parent / CONFIG_FILE)
     weights = TensorflowCheckpoint(prefix)
-    # The class with the head of a task; any class may hold the pretraining heads, too.
+    # bert_config.json names no class. The class only decides the task's head; any class may hold the pretraining heads.
     class_name = BERT.base_class
     if "classifier.weight" in weights:
         class_name = "BertForSequenceClassification"
@@ -76,8 +93,10 @@ class TensorflowCheckpoint(SafetensorsFolder):
         self._tensors: dict[str, np.ndarray] = {}
         self._names = {}
         for name, tensor in load_tensors(prefix).items():
+            bare = _HEADS.get(name) or re.sub(r"layer_(\d+)", r"layer.\1", name.removeprefix("bert/").replace("/", "."))
+            for pattern, replacement in _ENDINGS.items():
+                bare = re.sub(pattern, replacement, bare)
             # Kernels are [in, out] in TensorFlow and [out, in] in torch.
-            bare = _HEADS.get(name) or _bare_name(name)
             self._tensors[bare] = tensor.T if name.endswith("/kernel") else tensor
             self._names[bare] = prefix, f"{name} ({bare} in transformers)"
 
@@ -91,7 +110,8 @@ class TensorflowCheckpoint(SafetensorsFolder):
 def load_tensors(prefix: Path) -> dict[str, np.ndarray]:
     """Reads a TensorFlow checkpoint as float32 tensors by name, without training state.
 
-    Raises UserError if TensorFlow is not installed, or a file is damaged or missing.
+    Raises:
+        UserError: TensorFlow is not installed, or a file is damaged or missing.
     """
     try:
         import tensorflow as tf
@@ -106,21 +126,3 @@ def load_tensors(prefix: Path) -> dict[str, np.ndarray]:
         return {name: np.asarray(reader.get_tensor(name), np.float32) for name in names}
     except (tf.errors.OpError, IndexError) as error:  # IndexError: a data file is shorter than the index says
         raise UserError(f"{prefix} is damaged or incomplete ({one_line(str(error))}). Download it again") from error
-
-
-def _only_prefix(folder: Path) -> Path:
-    prefixes = sorted(file.with_suffix("") for file in folder.glob(f"*{_INDEX}"))
-    if folder / "bert_model.ckpt" in prefixes:
-        return folder / "bert_model.ckpt"
-    if not prefixes:
-        raise UserError(f"{folder} holds {CONFIG_FILE} but no checkpoint (*.ckpt{_INDEX} and its data). Download both")
-    if len(prefixes) > 1:
-        raise UserError(f"{folder} holds {len(prefixes)} checkpoints. Give one of them, such as {prefixes[-1]}")
-    return prefixes[0]
-
-
-def _bare_name(name: str) -> str:
-    bare = re.sub(r"layer_(\d+)", r"layer.\1", name.removeprefix("bert/").replace("/", "."))
-    bare = bare.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-    bare = re.sub(r"embeddings$", "embeddings.weight", bare)
-    return re.sub(r"kernel$", "weight", bare)

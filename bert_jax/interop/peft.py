@@ -1,4 +1,4 @@
-"""Reads and writes LoRA adapters in the format of Hugging Face peft; reading merges them into their base model.
+"""Reads and writes LoRA adapters in Hugging Face peft's format; reading merges them into their base model.
 
 adapter_config.json         rank, scale and targets, and the base model: a Hugging Face folder, or a name of the Hub
 adapter_model.safetensors   lora_A [r, in] and lora_B [out, r] of each matrix; whole modules, such as the classifier
@@ -28,7 +28,7 @@ from bert_jax.storage.files import atomic_folder, read_json, write_json
 CONFIG_FILE, WEIGHTS_FILE, TASK_FILE = "adapter_config.json", "adapter_model.safetensors", "task.json"
 PREFIX = "base_model.model."
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
-# How the names of classes end, by peft's task types.
+# How class names end, by peft's task type.
 TASK_TYPES = {
     "SEQ_CLS": "ForSequenceClassification",
     "TOKEN_CLS": "ForTokenClassification",
@@ -45,7 +45,7 @@ _FIXED: families.Fixed = (
     ("layer_replication", (None,)),
     ("target_parameters", (None,)),
     ("trainable_token_indices", (None,)),
-    # Other values change the base model when peft loads it (PiSSA, OLoRA, LoftQ, CorDA), or its forward pass.
+    # With other values peft changes the base model when it loads it (PiSSA, OLoRA, LoftQ, CorDA), or its forward pass.
     ("init_lora_weights", (True, False, None, "gaussian", "eva", "orthogonal")),
     ("use_qalora", (False, None)),
     ("use_bdlora", (False, None)),
@@ -64,7 +64,7 @@ def is_adapter_folder(path: Path) -> bool:
 def read(directory: Path) -> LoadedModel:
     """Reads adapters, merged into their base model.
 
-    Heads of the base model that the adapters' class lacks are left out, as in transformers, and reported.
+    The base model's heads that the adapters' class lacks are left out, as in transformers, and reported.
 
     Raises:
         UserError: The adapters are of another kind, a tensor does not belong to the base model, or
@@ -78,17 +78,16 @@ def read(directory: Path) -> LoadedModel:
     family, class_name = huggingface.named_family(base / huggingface.CONFIG_FILE, config)
     task = read_optional(directory / TASK_FILE)
     task_type = values.get("task_type")
-    if architectures := task.get("architectures"):  # peft has no task type of multiple choice, for one
+    # peft has no task type for e.g. multiple choice, so bert_jax also writes the class.
+    if architectures := task.get("architectures"):
         _, class_name = huggingface.named_family(directory / TASK_FILE, {**config, "architectures": architectures})
     elif task_type is not None:
         start = family.base_class.removesuffix("Model")
         known = {kind: start + end for kind, end in TASK_TYPES.items() if start + end in family.classes}
-        if str(task_type) not in known:
-            raise UserError(f"{file}: task_type is {task_type!r}; of {family.title}, choose from {', '.join(known)}")
-        class_name = known[str(task_type)]
+        class_name = families.choose(file, "task_type", task_type, known)
     config = {**config, "architectures": [class_name], **task}
     weights = AdaptedFolder(base, family, class_name, directory, values)
-    # The labels may be the base model's, whose classifier was another one.
+    # The labels may be the base model's, whose classifier had another size.
     labels, counts = config.get("id2label"), huggingface.output_counts(family, class_name, weights)
     if labels and any(count != len(labels) for count in counts.values()):
         del config["id2label"]
@@ -96,12 +95,13 @@ def read(directory: Path) -> LoadedModel:
 
 
 class AdaptedFolder(SafetensorsFolder):
-    """A base model's tensors with adapters merged, whole modules replaced, and other classes' heads left out."""
+    """A base model's tensors with merged adapters and replaced modules, without other classes' heads."""
 
     dtype = "float32"  # which holds the merged matrices
 
     def __init__(self, base: Path, family: Family, class_name: str, directory: Path, values: Mapping[str, Any]) -> None:
         super().__init__(base, family.prefix)
+        # Tensors of other classes' heads would count as unexpected.
         own, heads = (
             {name for kind in classes for part in family.parts(kind).values() for entry in part for name in entry.names}
             for classes in ([class_name], family.classes)
@@ -110,16 +110,19 @@ class AdaptedFolder(SafetensorsFolder):
             huggingface.report(f"{base}: not used by {class_name}, left out: {', '.join(left_out)}")
         for bare in left_out:
             del self._names[bare]
+        self._file = file = directory / WEIGHTS_FILE
         alpha = values.get("lora_alpha", 8)
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-            raise UserError(f"{directory / CONFIG_FILE}: lora_alpha is {alpha!r:.60}; expected a number")
+        number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and math.isfinite(alpha)
+        if not number or not file.is_file():
+            raise UserError(
+                f"{file} is missing. Download it next to {directory / CONFIG_FILE}"
+                if number
+                else f"{directory / CONFIG_FILE}: lora_alpha is {alpha!r:.60}; expected a number"
+            )
         self._alpha, self._stabilized = float(alpha), bool(values.get("use_rslora"))
         self._transposed = bool(values.get("fan_in_fan_out"))
-        self._file = file = directory / WEIGHTS_FILE
-        self._pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # (A, B) by bare name of the matrix
         self._replaced: dict[str, np.ndarray] = {}
-        if not file.is_file():
-            raise UserError(f"{file} is missing. Download it next to {directory / CONFIG_FILE}")
         stored = huggingface.open_tensors(file)
         tensors = {name: stored.get_tensor(name).astype(np.float32) for name in stored.keys()}  # noqa: SIM118
         for name, tensor in tensors.items():
@@ -128,20 +131,22 @@ class AdaptedFolder(SafetensorsFolder):
                 self._replaced[bare] = tensor
                 continue
             stem = re.sub(r"\.lora_[AB]\.weight$", "", name)
-            a, b = tensors.get(stem + LORA_A), tensors.get(stem + LORA_B)
-            if stem == name or a is None or b is None:
-                raise UserError(f"{file}: tensor {name} is not supported; expected pairs of {LORA_A} and {LORA_B}")
             matrix = f"{stem.removeprefix(PREFIX).removeprefix(family.prefix)}.weight"
-            if matrix not in self._names:
-                raise UserError(
-                    f"{file}: tensor {name} adapts {matrix}, which {base} does not have. Name the model that was "
-                    f"adapted by base_model_name_or_path in {directory / CONFIG_FILE}"
+            a, b = tensors.get(stem + LORA_A), tensors.get(stem + LORA_B)
+            problem = ""
+            if stem == name or a is None or b is None:
+                problem = f"is not supported; expected pairs of {LORA_A} and {LORA_B}"
+            elif matrix not in self._names:
+                problem = (
+                    f"adapts {matrix}, which {base} does not have. Name the model that was adapted by "
+                    f"base_model_name_or_path in {directory / CONFIG_FILE}"
                 )
-            if not (a.ndim == b.ndim == 2 and len(a) == b.shape[1]):
-                raise UserError(
-                    f"{file}: the adapter of {matrix} has the shapes {a.shape} and {b.shape}; expected [r, in] and "
-                    "[out, r] with the same r"
+            elif not (a.ndim == b.ndim == 2 and len(a) == b.shape[1]):
+                problem = (
+                    f"has a pair with the shapes {a.shape} and {b.shape}; expected [r, in] and [out, r], the same r"
                 )
+            if problem or a is None or b is None:
+                raise UserError(f"{file}: tensor {name} {problem}")
             self._pairs[matrix] = a, b
 
     def __getitem__(self, bare: str) -> np.ndarray:
@@ -152,6 +157,7 @@ class AdaptedFolder(SafetensorsFolder):
             return tensor
         a, b = self._pairs[bare]
         rank = len(a)
+        # [out, in], like the matrix; rsLoRA divides by the root, so that the scale does not vanish at high ranks.
         change = (b @ a) * np.float32(self._alpha / (math.sqrt(rank) if self._stabilized else rank))
         change = change.T if self._transposed else change
         if change.shape != tensor.shape:
@@ -175,27 +181,28 @@ class AdaptedFolder(SafetensorsFolder):
 
 
 def _base_folder(directory: Path, name: object) -> Path:
-    """The base model's folder; its name may be relative to the adapters' folder, or a name of the Hub."""
+    """The base model's folder: a path, also relative to the adapters' folder, or a name on the Hub."""
     for folder in (Path(str(name)), directory / str(name)) if name else ():
         if (folder / huggingface.CONFIG_FILE).exists():
             return folder
     address = str(location.model_address(str(name)))
-    if not name or not address.startswith(location.PREFIX):
-        raise UserError(
-            f"{directory / CONFIG_FILE}: base_model_name_or_path is {name!r}, which is neither a model's folder nor a "
-            "name of the Hugging Face Hub. Set the field to one of them"
-        )
-    try:
-        return Path(location.named_folder(address))
-    except UserError as error:
-        raise UserError(f"{directory / CONFIG_FILE}: base_model_name_or_path: {error}") from None
+    problem = f" is {name!r}, neither a model's folder nor a name on the Hugging Face Hub. Set the field to one of them"
+    if name and address.startswith(location.PREFIX):
+        try:
+            return Path(location.named_folder(address))
+        except UserError as error:
+            problem = f": {error}"
+    raise UserError(f"{directory / CONFIG_FILE}: base_model_name_or_path{problem}")
 
 
 def write(loaded: LoadedModel, directory: str | Path, base: str = "") -> None:
-    """Writes the adapters and the trained heads of a model that was read unmerged (merged=False).
+    """Writes the adapters and trained heads of a model that was opened with merged=False.
 
-    `base` is the base model's Hugging Face folder; empty for the run's init_from. Raises UserError if the model has no
-    adapters, `base` is another model or in another format, or peft adapts the family's matrices in another way.
+    `base` is the base model's Hugging Face folder; empty for the run's init_from.
+
+    Raises:
+        UserError: The model has no adapters, `base` is another model or in another format, or peft adapts the family's
+            matrices in another way.
     """
     config = loaded.model.lora
     if config is None:
@@ -212,6 +219,7 @@ def write(loaded: LoadedModel, directory: str | Path, base: str = "") -> None:
     tensors: dict[str, np.ndarray] = {}
     entries = {entry.path: entry for entry in family.encoder}
     for matrix in config.matrices:
+        # bert_jax joins queries, keys and values in one kernel; `part` is the index of one of them.
         path, part = lora.kernel_of(matrix)
         names = entries[path].names
         if part is not None and len(names) == 1:
@@ -221,6 +229,7 @@ def write(loaded: LoadedModel, directory: str | Path, base: str = "") -> None:
             )
         module = names[part or 0].removesuffix(".weight")
         modules.append(module)
+        # A is [in, r] here and [r, in] in peft, B [r, out] and [out, r]; heads are joined.
         for name, end, shape in (("a", LORA_A, (-1, config.rank)), ("b", LORA_B, (config.rank, -1))):
             for layer, value in enumerate(loaded.params[f"{matrix}{lora.SUFFIX}/{name}"]):
                 tensors[module.format(layer) + end] = value.reshape(shape).T
@@ -247,7 +256,7 @@ def write(loaded: LoadedModel, directory: str | Path, base: str = "") -> None:
 
 
 def _read_base(folder: Path, loaded: LoadedModel) -> LoadedModel:
-    """Reads the base model. Raises UserError if its encoder is not the one that was adapted."""
+    """Reads the base model, and checks that its encoder was adapted: training changed nothing else there."""
     file = folder / huggingface.CONFIG_FILE
     if not file.exists() or "model_type" not in read_json(file):
         raise UserError(
@@ -259,7 +268,8 @@ def _read_base(folder: Path, loaded: LoadedModel) -> LoadedModel:
         if not path.startswith(("embeddings/", "encoder/")) or lora.is_adapter(path):
             continue
         known = original.params.get(path)
-        if known is not None and path == huggingface.SEGMENT_TABLE:  # without the types that its tokenizer never gives
+        # Reading drops the token types that the tokenizer never gives.
+        if known is not None and path == huggingface.SEGMENT_TABLE:
             value = value[: len(known)]
         if known is None or not np.array_equal(known, value):
             raise UserError(f"{folder} is not the model that was adapted: {path} differs. Name that one with --base")
@@ -269,7 +279,8 @@ def _read_base(folder: Path, loaded: LoadedModel) -> LoadedModel:
 def _changed_modules(
     loaded: LoadedModel, original: LoadedModel, family: Family, table: tuple[Entry, ...]
 ) -> dict[str, np.ndarray]:
-    """The tensors of modules outside the encoder that are missing from the base model or differ from it."""
+    """Tensors of modules outside the encoder that the base model lacks or has with other values."""
+    # Only heads and the pooler can differ: `_read_base` compared the rest.
     plain = {path: value for path, value in loaded.params.items() if not lora.is_adapter(path)}
     tensors = families.export_tensors(table, plain, loaded.model)
     heads = {name for entry in table if entry not in family.encoder for name in entry.names if name in tensors}
@@ -283,6 +294,7 @@ def _target_modules(modules: list[str], table: tuple[Entry, ...]) -> list[str] |
     """peft's target_modules: the ends of the modules' names, or a regex if other modules have such ends."""
     kernels = [entry for entry in table if entry.path.startswith(LAYERS) and entry.path.endswith("/kernel")]
     others = {name.removesuffix(".weight") for entry in kernels for name in entry.names}.difference(modules)
+    # peft adapts every module whose name ends so, in all layers.
     ends = sorted(module.rpartition("{}.")[2] for module in modules)
     if not any(other.endswith(f".{end}") for end in ends for other in others):
         return ends

@@ -1,7 +1,7 @@
 """Grows or shrinks a trained model's vocabulary, together with its token embeddings.
 
-`grow` adds words to a vocabulary, and `Usage.trim` drops the tokens that given texts do not use. Both return a
-VocabularyChange. `with_vocabulary` applies it to a model, and `resize_checkpoint` to a checkpoint.
+`grow` adds words, and `Usage.trim` drops unused tokens. Both return a VocabularyChange, which `with_vocabulary` applies
+to a model and `resize_checkpoint` to a checkpoint.
 """
 
 import dataclasses
@@ -39,49 +39,50 @@ _UNKNOWN_PENALTY = 10.0
 
 
 class VocabularyChange(NamedTuple):
-    """A vocabulary that replaces another one.
-
-    spec      the new vocabulary
-    sources   for each new id, the old ids whose rows are averaged; a token that stays has one
-    """
+    """A vocabulary that replaces another one."""
 
     spec: TokenizerSpec
-    sources: tuple[tuple[int, ...], ...]
+    sources: tuple[tuple[int, ...], ...]  # by new id: the old ids whose rows are averaged; one for a token that stays
 
 
 def _change(
     old: TokenizerSpec, new: TokenizerSpec, added: dict[str, tuple[int, ...]] | None = None
 ) -> VocabularyChange:
-    """The change between two vocabularies; `added` has the sources of new tokens. Other tokens keep their strings."""
+    """The change between two vocabularies; `added` has the new tokens' sources. Other tokens keep their strings."""
     sources = {token: (index,) for index, token in enumerate(old.all_tokens())} | (added or {})
     return VocabularyChange(new, tuple(sources[token] for token in new.all_tokens()))
 
 
 class Resized(NamedTuple):
-    """A model with its new vocabulary, and its size before and after.
-
-    bytes_before    the size of the checkpoint's weight files; None if it is not a Hugging Face folder
-    bytes_after     the same for the output
-    """
+    """A model with its new vocabulary, and its sizes before and after."""
 
     loaded: LoadedModel
     tokens_before: int
-    bytes_before: int | None
-    bytes_after: int | None
+    bytes_before: int | None  # of weight files; None if the checkpoint is not a Hugging Face folder
+    bytes_after: int | None  # the same for the output
 
 
 def resize_checkpoint(
     checkpoint: str | Path, output: str | Path, change: Callable[[LoadedModel], VocabularyChange], average: str = ""
 ) -> Resized:
-    """Changes a checkpoint's vocabulary by a function of its model, e.g. `grow`.
+    """Changes a checkpoint's vocabulary.
 
-    The output is a folder that transformers opens, or a workdir if no such folder can hold the model. It appears
-    complete or not at all. Raises UserError if it exists, and whenever open_checkpoint, `change` or the export does.
+    Args:
+        checkpoint: As in open_checkpoint, like `average`.
+        output: The folder to create: for transformers, or a workdir if no such folder can hold the model. It appears
+            complete or not at all.
+        change: Makes the change from the opened model, e.g. by `grow`.
+        average: As in open_checkpoint.
+
+    Raises:
+        UserError: The output exists, or open_checkpoint, `change` or the export refuses.
     """
     refuse_existing(Path(output))
     loaded = open_checkpoint(checkpoint, average)
+    # The output may be a Hugging Face folder, which holds one part.
     if loaded.heads.generator:
         loaded = part_of(loaded, "discriminator")
+    # The same format as the checkpoint had, as far as possible.
     task = loaded.task or {}
     embeds = task.get("kind") == sentence_transformers.KIND and sentence_transformers.has_known_pooling(task)
     format = "sentence_transformers" if embeds else "hf"
@@ -99,10 +100,10 @@ def resize_checkpoint(
 
 
 def with_vocabulary(loaded: LoadedModel, change: VocabularyChange) -> LoadedModel:
-    """Replaces a model's vocabulary; its new rows are means of old ones.
+    """Replaces a model's vocabulary. Rows with one source are copied exactly, others are means of old rows.
 
-    The model gets as many rows as the vocabulary has tokens, so old rows that no token used are dropped. Rows with one
-    source are copied exactly. The model's metrics, measured with the old vocabulary, are dropped.
+    The model gets as many rows as there are tokens, so old rows without a token are dropped, and so are metrics, which
+    were measured with the old vocabulary.
     """
     model = dataclasses.replace(loaded.model, vocab_size=len(change.sources))
     shapes = layers.flatten(abstract_params(model, loaded.heads))
@@ -111,18 +112,18 @@ def with_vocabulary(loaded: LoadedModel, change: VocabularyChange) -> LoadedMode
         table = np.moveaxis(loaded.params[path], axis, 0)
         rows = table[[source[0] for source in change.sources]]
         for index, source in enumerate(change.sources):
-            if len(source) > 1:  # the mean, rounded to the dtype of the file
+            if len(source) > 1:
+                # Rounded to the dtype of the file, so that a half-precision model is exported in half precision.
                 rows[index] = table[list(source)].mean(0, dtype=np.float64).astype(jnp.dtype(loaded.dtype))
+        # Tables have a multiple of rows; the rest is 0, as after training.
         rows = pad_rows(rows, shapes[path].shape[axis])
         params[path] = np.ascontiguousarray(np.moveaxis(rows, 0, axis))
     return dataclasses.replace(loaded, model=model, params=params, vocabulary=Tokenizer(change.spec), metrics={})
 
 
 def vocabulary_axes(model: ModelConfig, heads: Heads) -> dict[str, int]:
-    """Finds the parameters with a row for each token, by path, with the axis of these rows.
-
-    Their shapes depend on the vocabulary's size: token tables, and biases of outputs.
-    """
+    """Finds the parameters with a row per token (token tables and output biases), by path, with the rows' axis."""
+    # Their shapes are those that depend on the vocabulary's size.
     larger = dataclasses.replace(model, vocab_size=2 * model.vocab_size + 1_000)
     shapes, others = (layers.flatten(abstract_params(config, heads)) for config in (model, larger))
     differing = {path: np.flatnonzero(np.not_equal(shapes[path].shape, others[path].shape)) for path in shapes}
@@ -130,7 +131,7 @@ def vocabulary_axes(model: ModelConfig, heads: Heads) -> dict[str, int]:
 
 
 def grow(tokenizer: Tokenizer, words: Sequence[str]) -> VocabularyChange:
-    """Adds a token for each word after the other tokens, in the order of the words.
+    """Adds tokens for words after the other tokens, in the words' order.
 
     Texts without the words keep their tokens. In WordPiece and SentencePiece a longer word may begin with an added
     word's token, as with any other token. In byte-level BPE a word has two tokens, with and without the space before
@@ -140,11 +141,13 @@ def grow(tokenizer: Tokenizer, words: Sequence[str]) -> VocabularyChange:
         UserError: There are no words; a word occurs twice, contains white space, is a token already, or is changed or
             split by the tokenizer before it looks words up; or the vocabulary cannot grow.
     """
-    if not words:
-        raise UserError("it has no words. Write one word on each line")
-    most_frequent, count = Counter(words).most_common(1)[0]
-    if count > 1:
-        raise UserError(f"it has {most_frequent!r} {count} times. Remove the repetitions")
+    [(most_frequent, count)] = Counter(words).most_common(1) or [("", 0)]
+    if count != 1:
+        raise UserError(
+            f"it has {most_frequent!r} {count} times. Remove the repetitions"
+            if words
+            else "it has no words. Write one word on each line"
+        )
     spec = tokenizer.spec
     normalize, split = _lookup(spec)
     texts: dict[str, str] = {}  # by new token
@@ -159,13 +162,14 @@ def grow(tokenizer: Tokenizer, words: Sequence[str]) -> VocabularyChange:
         assert isinstance(spec, WordPieceSpec | ByteBPESpec)
         before = spec.all_tokens()
         ids = {token: index for index, token in enumerate(before)}
-        # From here on `tokens` has those that `added` alone had, so the order of `added` no longer determines ids.
+        # Now `tokens` also lists the tokens that `added` alone had, so the order of `added` no longer determines ids.
         added = tuple(sorted(spec.added, key=lambda token: ids[token.content]))
         grown = dataclasses.replace(spec, tokens=(*before, *texts), added=added)
         if isinstance(grown, ByteBPESpec) and not grown.ignore_merges:
             # No merges build the new tokens, so words are looked up before bytes are merged.
             _check_ignoring_merges(tokenizer)
             grown = dataclasses.replace(grown, ignore_merges=True)
+    # Each text must now be its one token.
     larger = Tokenizer(grown)
     for (token, text), encoded in zip(texts.items(), _encode(larger, texts.values()), strict=True):
         if encoded != (larger.id_of(token),):
@@ -177,10 +181,7 @@ def grow(tokenizer: Tokenizer, words: Sequence[str]) -> VocabularyChange:
 
 
 def _lookup(spec: TokenizerSpec) -> tuple[Callable[[str], str], Callable[[str], list[str]]]:
-    """The steps before a tokenizer looks words up: normalizing, and splitting into words as the vocabulary spells them.
-
-    Raises UserError for a kind of vocabulary that cannot grow.
-    """
+    """The two steps before a tokenizer looks words up: normalizing a text, and splitting it as the vocabulary does."""
 
     def splitter(library: pre_tokenizers.PreTokenizer) -> Callable[[str], list[str]]:
         return lambda text: [piece for piece, _ in library.pre_tokenize_str(text)]
@@ -192,58 +193,61 @@ def _lookup(spec: TokenizerSpec) -> tuple[Callable[[str], str], Callable[[str], 
         library = byte_bpe.library_tokenizer(spec)
         normalize = library.normalizer.normalize_str if library.normalizer else str
         return normalize, splitter(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    problem = f"vocabulary is {KINDS[spec.kind]}, which makes words by merges of pieces alone and"
     if isinstance(spec, SentencePieceSpec) and spec.kind == "unigram":
-        if not spec.parsed.normalizer_spec.add_dummy_prefix:
-            raise UserError("its SentencePiece model has add_dummy_prefix off, with which it cannot grow")
         engine = SentencePieceEngine(spec)
-        return (
-            lambda word: engine.normalize(word).removeprefix(SPACE).replace(SPACE, " "),
-            lambda word: [SPACE + word],
-        )
+        if spec.parsed.normalizer_spec.add_dummy_prefix:
+            return (
+                lambda word: engine.normalize(word).removeprefix(SPACE).replace(SPACE, " "),
+                lambda word: [SPACE + word],
+            )
+        problem = "SentencePiece model has add_dummy_prefix off, with which it"
     raise UserError(
-        f"its vocabulary is {KINDS[spec.kind]}, which makes words by merges of pieces alone and cannot grow. Use a "
-        "checkpoint with WordPiece, byte-level BPE or SentencePiece Unigram"
+        f"its {problem} cannot grow. Use a checkpoint with WordPiece, byte-level BPE or SentencePiece Unigram"
     )
 
 
 def _new_tokens(
     tokenizer: Tokenizer, normalize: Callable[[str], str], split: Callable[[str], list[str]], word: str
 ) -> dict[str, str]:
-    """The tokens that a word gets, with their texts. Raises UserError if it has them already, or cannot have them."""
+    """The tokens that a word gets, with their texts."""
     if not word or SPACE in word or any(map(str.isspace, word)):
         raise UserError(f"{word!r} contains white space, so it cannot be one token. Write one word on each line")
     normal = normalize(word)
+    # Byte-level BPE spells a word after a space in another way than at the beginning of a text.
+    texts = (f" {word}", word) if tokenizer.kind == "bpe" else (word,)
+    pieces = [split(text) for text in texts]
+    tokens = {parts[0]: text for parts, text in zip(pieces, texts, strict=True) if len(parts) == 1}
+    new = {token: text for token, text in tokens.items() if tokenizer.id_of(token) is None}
     if normal != word:
-        raise UserError(
-            f"the tokenizer changes {word!r} to {normal!r} before it looks words up. Write the word in that form, or "
-            "remove it"
+        problem = f"the tokenizer changes {word!r} to {normal!r} before it looks words up. Write it in that form"
+    elif any(len(parts) != 1 for parts in pieces):
+        parts = next(parts for parts in pieces if len(parts) != 1)
+        problem = (
+            f"the tokenizer splits {word!r} into {' '.join(parts)} before it looks words up, so it cannot be one "
+            "token. Write the parts on lines of their own"
         )
-    tokens = {}
-    for text in (f" {word}", word) if tokenizer.kind == "bpe" else (word,):
-        pieces = split(text)
-        if len(pieces) != 1:
-            raise UserError(
-                f"the tokenizer splits {word!r} into {' '.join(pieces)} before it looks words up, so it cannot be one "
-                "token. Write the parts on lines of their own, or remove it"
-            )
-        tokens[pieces[0]] = text
-    if missing := {token: text for token, text in tokens.items() if tokenizer.id_of(token) is None}:
-        return missing
-    known = tokenizer.id_of(next(iter(tokens)))
-    raise UserError(f"the vocabulary has a token for {word!r} (id {known}). Remove the word")
+    elif not new:
+        problem = (
+            f"the vocabulary has a token for {word!r} (id {tokenizer.id_of(next(iter(tokens)))}). Name another word"
+        )
+    else:
+        return new
+    raise UserError(f"{problem}, or remove it")
 
 
 def _encode(tokenizer: Tokenizer, texts: Iterable[str]) -> list[tuple[int, ...]]:
     """The ids of new tokens' texts."""
+    # Some tokenizers add a space before a text, but here both spellings are given.
     encoder = tokenizer.within_text if tokenizer.kind == "bpe" else tokenizer
     ids, offsets = encoder.encode_many(list(texts))
     return [tuple(part.tolist()) for part in np.split(ids, offsets[1:-1])]
 
 
 def _check_ignoring_merges(tokenizer: Tokenizer) -> None:
-    """Raises UserError if looking words up before merging would change other texts.
+    """Refuses a tokenizer if looking words up before merging would change other texts.
 
-    It changes them only if one of their words is a token that the merges do not build.
+    It changes only words that are tokens which the merges do not build.
     """
     decode = decoders.ByteLevel().decode
     texts = [decode([token]) for token in tokenizer.spec.all_tokens()]
@@ -259,10 +263,8 @@ def _check_ignoring_merges(tokenizer: Tokenizer) -> None:
 
 
 def _add_unigram_pieces(spec: SentencePieceSpec, replaced: Mapping[str, Sequence[str]]) -> SentencePieceSpec:
-    """Appends pieces to a Unigram model, each with the mean score of the pieces that it replaces.
-
-    Scores are logarithms of probabilities. A mean of several exceeds their sum, so the new piece is preferred.
-    """
+    """Appends pieces to a Unigram model, each with the mean score of the pieces that it replaces."""
+    # Scores are log probabilities, so a mean of several exceeds their sum, and the new piece is preferred.
     model = parse(spec.model)
     scores = {piece.piece: piece.score for piece in model.pieces}
     lowest = min(piece.score for piece in model.pieces if piece.type == piece.NORMAL)
@@ -277,10 +279,10 @@ def _add_unigram_pieces(spec: SentencePieceSpec, replaced: Mapping[str, Sequence
 
 
 class Usage:
-    """Collects the tokens that texts use, and drops the others from the vocabulary.
+    """Collects the tokens that texts use, and drops all others from the vocabulary.
 
     The texts keep their tokens exactly, alone and within a document. Special and added tokens, bytes and single
-    characters always stay, so any other text has tokens too, though possibly more and shorter ones.
+    characters always stay, so other texts have tokens, too, though maybe more and shorter ones.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -294,6 +296,7 @@ class Usage:
     def add(self, texts: Sequence[str]) -> None:
         """Counts the tokens of texts alone, of texts that continue a document (data_prep.worker), and of tasks."""
         self._add(self._tokenizer, texts)
+        # Shards encode sentences within a document, where some tokenizers add no space before a text.
         if self._tokenizer.within_text is not self._tokenizer:
             self._used[self._tokenizer.within_text.encode_many(texts)[0]] = True
         if self._tokenizer.of_tasks is not self._tokenizer:
@@ -302,6 +305,7 @@ class Usage:
     def _add(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
         ids, offsets = tokenizer.encode_many(texts)
         self._used[ids] = True
+        # A text may also follow a space in a document.
         if tokenizer.kind == "bpe":
             self._used[tokenizer.encode_many([f" {text}" for text in texts if text])[0]] = True
         self._texts += len(ids) > 0
@@ -316,7 +320,11 @@ class Usage:
                 self._unknown.update(word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(normal))
 
     def trim(self) -> VocabularyChange:
-        """Drops unused tokens; the others keep their order. Raises UserError if the texts had no tokens."""
+        """Drops unused tokens; the others keep their order.
+
+        Raises:
+            UserError: The texts had no tokens.
+        """
         if not self._texts:
             raise UserError("it has no text. Name the text whose tokens are to be kept")
         spec = self._tokenizer.spec
@@ -327,8 +335,8 @@ class Usage:
         assert isinstance(spec, WordPieceSpec | ByteBPESpec)
         used |= {token.content for token in spec.added}
         if isinstance(spec, WordPieceSpec):
-            # The longest match still takes the tokens that it took. An unknown word could become known if a match
-            # becomes shorter, so all tokens that occur in it stay.
+            # In known words the longest matches stay the longest. An unknown word could become known if a match became
+            # shorter, so all tokens that occur in it stay.
             used |= {token for token in spec.tokens if len(spec.surface(token)) == 1}
             for word in self._unknown:
                 if len(word) <= spec.max_word_length:  # longer ones are unknown in any vocabulary
@@ -337,7 +345,7 @@ class Usage:
                         used.update(prefix + word[begin:end] for end in range(begin + 1, len(word) + 1))
             tokens = tuple(token for token in spec.tokens if token in used)
             return _change(spec, dataclasses.replace(spec, tokens=tokens))
-        # The merges that build used tokens stay, with their parts, so the same merges apply in the same order.
+        # Merges that build used tokens stay, with their parts, so the same merges apply in the same order.
         parts: dict[str, list[tuple[str, str]]] = {}
         for left, right in spec.merges:
             parts.setdefault(left + right, []).append((left, right))
@@ -349,14 +357,12 @@ class Usage:
 
 
 def _trim_sentencepiece(spec: SentencePieceSpec, used: set[str]) -> SentencePieceSpec:
-    """Keeps pieces other than normal ones (special ones, bytes, users' pieces) and those that determine the best path.
-
-    In Unigram these are the rarest piece, from which the score of unknown text follows, and the most frequent one, from
-    which the score of users' pieces follows. In BPE a piece is built from two pieces, so these stay too.
-    """
+    """Drops unused normal pieces that do not influence the best path."""
     model = spec.parsed
     scores = {piece.piece: piece.score for piece in model.pieces if piece.type == piece.NORMAL}
     used = used | {piece.piece for piece in model.pieces if piece.type != piece.NORMAL or len(piece.piece) == 1}
+    # In Unigram, unknown text is scored by the rarest piece, and users' pieces by the most frequent one. In BPE, pieces
+    # are built from two pieces, which stay, too.
     if spec.kind == "unigram":
         used |= {min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)}
     else:
@@ -374,6 +380,7 @@ def _trim_sentencepiece(spec: SentencePieceSpec, used: set[str]) -> SentencePiec
     trimmed.pieces.extend(piece for piece in model.pieces if piece.piece in used)
     ids = {piece.piece: index for index, piece in enumerate(trimmed.pieces)}
     trainer = trimmed.trainer_spec
+    # The special ids are indices of pieces, which have moved.
     trainer.vocab_size = len(ids)
     for field in ("unk_id", "bos_id", "eos_id", "pad_id"):
         if 0 <= (old := getattr(trainer, field)) < len(spec.pieces):

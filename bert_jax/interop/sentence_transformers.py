@@ -6,7 +6,7 @@ sentence_bert_config.json           max_seq_length, do_lower_case; old folders n
 config_sentence_transformers.json   prompts, default_prompt_name, similarity_fn_name, truncate_dim
 
 They become a task of the kind `embedding` (bert_jax/tasks/kinds/embedding.py). If bert_jax cannot compute something,
-such as another module, the task's pooling describes it, so only vectors are refused.
+such as another module, the task's pooling describes it: the model opens, but computing vectors is refused.
 """
 
 import json
@@ -21,7 +21,7 @@ from bert_jax.tokenization.vocabulary import Vocabulary
 
 MODULES_FILE = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
-# Its names in old folders, in the order in which the library tries them.
+# Its names in old folders, in the library's order.
 OLD_LENGTH_FILES = tuple(
     f"sentence_{family}_config.json"
     for family in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -30,7 +30,7 @@ PROMPTS_FILE = "config_sentence_transformers.json"
 TOKENIZER_FILE = "tokenizer_config.json"
 KIND = "embedding"
 COSINE, DOT = "cosine", "dot"  # how vectors are compared: by cosines unless a folder says otherwise
-# Names of Pooling's settings that every version of sentence-transformers reads.
+# Pooling's settings that every version of sentence-transformers reads.
 MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -40,13 +40,12 @@ MODES = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 NAMES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
-# Names of prompts that the library's encode_document knows but never uses: every model has a prompt `document`, which
-# may be empty.
+# Prompts that the library's encode_document knows but never uses: every model has a prompt `document`, maybe empty.
 UNUSED_PROMPTS = ("passage", "corpus")
 
 
 def is_folder(directory: Path) -> bool:
-    """Whether a Hugging Face folder is a sentence-transformers folder."""
+    """Whether sentence-transformers wrote a Hugging Face folder."""
     return (directory / MODULES_FILE).is_file()
 
 
@@ -56,22 +55,34 @@ def read_optional(path: Path) -> dict[str, Any]:
 
 
 def read_task(directory: Path, model: ModelConfig, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Reads a folder's task. Raises UserError for damaged files."""
+    """Reads a folder's task.
+
+    Raises:
+        UserError: A file is damaged.
+    """
     file = directory / MODULES_FILE
     try:
-        modules = json.loads(file.read_text(encoding="utf-8"))
+        modules, problem = json.loads(file.read_text(encoding="utf-8")), "a list of modules"
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not valid JSON ({error}). Download it again") from error
+        modules, problem = None, f"valid JSON ({error})"
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise UserError(f"{file} is not a list of modules. Download it again")
+        raise UserError(f"{file} is not {problem}. Download it again")
+    # One pooling, and whatever cannot be computed.
     poolings = []
     normalize = False
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
         if kind == "Pooling":
-            poolings.append(_pooling(read_json(directory / str(module.get("path", "")) / "config.json")))
+            values = read_json(directory / str(module.get("path", "")) / "config.json")
+            modes = values.get("pooling_mode")
+            if modes is None:  # older folders have a flag for each mode
+                modes = [name for key, name in MODES.items() if values.get(key)] or ["mean"]
+            modes = [modes] if isinstance(modes, str) else list(modes)
+            pooling = NAMES.get(modes[0], modes[0]) if len(modes) == 1 else " + ".join(map(str, modes))
+            poolings.append(pooling if values.get("include_prompt", True) else f"{pooling} without the prompt")
         elif kind == "Normalize":
             normalize = True
+        # Dropout has no effect when vectors are computed.
         elif kind not in ("Transformer", "Dropout"):
             poolings.append(f"{kind} ({MODULES_FILE})")
     name = next((name for name in (LENGTH_FILE, *OLD_LENGTH_FILES) if (directory / name).exists()), LENGTH_FILE)
@@ -79,6 +90,7 @@ def read_task(directory: Path, model: ModelConfig, vocabulary: Vocabulary) -> di
     if length.get("do_lower_case") and not vocabulary.lowercase:
         poolings.append(f"of lower-cased text ({name})")
     limit = length.get("max_seq_length") or read_optional(directory / TOKENIZER_FILE).get("model_max_length")
+    # bool is a subclass of int; tokenizers without a limit have a very large float.
     limit = limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else model.max_positions
     return {
         "name": "own",
@@ -91,25 +103,16 @@ def read_task(directory: Path, model: ModelConfig, vocabulary: Vocabulary) -> di
     }
 
 
-def _pooling(values: Mapping[str, Any]) -> str:
-    """A pooling, or the description of one that is not among NAMES."""
-    modes = values.get("pooling_mode")
-    if modes is None:
-        modes = [name for key, name in MODES.items() if values.get(key)] or ["mean"]
-    modes = [modes] if isinstance(modes, str) else list(modes)
-    pooling = NAMES.get(modes[0], modes[0]) if len(modes) == 1 else " + ".join(map(str, modes))
-    return pooling if values.get("include_prompt", True) else f"{pooling} without the prompt"
-
-
 def _read_settings(path: Path) -> dict[str, Any]:
     values = read_optional(path)
-    prompts = values.get("prompts") or {}
+    prompts, size, problem = values.get("prompts") or {}, values.get("truncate_dim") or 0, ""
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
-        raise UserError(f"{path}: prompts is {prompts!r:.60}; expected a text for each name")
+        problem = f"prompts is {prompts!r:.60}; expected a text for each name"
+    elif not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        problem = f"truncate_dim is {size!r:.60}; expected a number of dimensions, or null for all"
+    if problem:
+        raise UserError(f"{path}: {problem}")
     prompts = {name: text or "" for name, text in prompts.items()}
-    size = values.get("truncate_dim") or 0
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise UserError(f"{path}: truncate_dim is {size!r:.60}; expected a number of dimensions, or null for all")
     return {
         "prompt": prompts.get(values.get("default_prompt_name") or "", ""),
         "query_prompt": prompts.get("query", ""),
@@ -123,7 +126,10 @@ def _read_settings(path: Path) -> dict[str, Any]:
 def write(task: Mapping[str, Any], width: int, directory: Path) -> None:
     """Writes an embedding task's files into a Hugging Face folder.
 
-    task has the keys of read_task; prompts, similarity and truncate_dim may be absent.
+    Args:
+        task: The keys of read_task; prompts, similarity and truncate_dim may be absent.
+        width: The model's width.
+        directory: The folder.
     """
     kinds = ["Transformer", "Pooling", *(["Normalize"] if task["normalize"] else [])]
     modules = []
@@ -133,6 +139,7 @@ def write(task: Mapping[str, Any], width: int, directory: Path) -> None:
         kind = f"sentence_transformers.models.{kind}"
         modules.append({"idx": index, "name": str(index), "path": path, "type": kind})
     (directory / MODULES_FILE).write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
+    # Flags, because older versions do not know `pooling_mode`.
     modes = {key: NAMES.get(mode) == task["pooling"] for key, mode in MODES.items()}
     pooling = {"word_embedding_dimension": width, **modes, "include_prompt": True}
     write_json(directory / "1_Pooling" / "config.json", pooling)
@@ -141,9 +148,10 @@ def write(task: Mapping[str, Any], width: int, directory: Path) -> None:
 
 
 def written_settings(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of config_sentence_transformers.json for a task with the keys that `write` expects."""
+    """The content of config_sentence_transformers.json; `task` is as in `write`."""
     named = {"query": task.get("query_prompt"), "document": task.get("document_prompt")}
     prompts = dict(task.get("prompts") or ()) | {name: text for name, text in named.items() if text}
+    # The format names its default prompt, so a text without a name gets one.
     default = None
     if text := task.get("prompt"):
         default = next((name for name, known in prompts.items() if known == text), "default")
@@ -157,18 +165,18 @@ def written_settings(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_known_pooling(task: Mapping[str, Any]) -> bool:
-    """Whether bert_jax can compute, and `write` can describe, an embedding task's pooling."""
+    """Whether bert_jax can compute and write an embedding task's pooling."""
     return task["pooling"] in NAMES.values()
 
 
 def prompt_texts(task: Mapping[str, Any]) -> list[str]:
-    """The texts of all prompts of an embedding task."""
+    """All prompts of an embedding task, as texts."""
     named = [text for _, text in task.get("prompts") or ()]
     texts = [task.get(key) for key in ("prompt", "query_prompt", "document_prompt")]
     return list(dict.fromkeys(text for text in (*texts, *named) if text))
 
 
 def unused_document_prompt(task: Mapping[str, Any]) -> str:
-    """The name of a prompt that may be meant for documents if the task has no document prompt; else empty."""
+    """Names a prompt that may be meant for documents if the task has no document prompt; empty for none."""
     prompts = {} if task.get("document_prompt") else dict(task.get("prompts") or ())
     return next((name for name in UNUSED_PROMPTS if prompts.get(name)), "")

@@ -1,9 +1,8 @@
-"""Exports a model as StableHLO programs with jax.export, which run without this package wherever JAX runs.
+"""Exports a model as StableHLO programs with jax.export, which run wherever JAX runs, without this package.
 
-The first half defines the programs (hidden_states, text_vectors, predictions) as functions of parameters and inputs;
-onnx.py exports the same ones. `write`, in the second half, exports them to a folder. Parameters are an argument, so the
-programs are small and share one file of tensors. Batch size and length are symbolic: a program serves every batch and
-every length up to the model's number of positions.
+The first half defines the programs (hidden_states, text_vectors, predictions); onnx.py exports the same ones. `write`,
+in the second half, exports them to a folder. Parameters are an argument, so programs are small and share one file of
+tensors. Batch size and length are symbolic: programs accept any batch, and any length up to the model's positions.
 """
 
 import json
@@ -51,7 +50,7 @@ INPUTS = {
 
 
 class Rows(NamedTuple):
-    """A program's batch: one sequence per row, starting at the first position."""
+    """A program's batch: one sequence per row, from the first position on."""
 
     input_ids: Int[Array, "B T"]
     segment_ids: Int[Array, "B T"]
@@ -60,12 +59,12 @@ class Rows(NamedTuple):
 
 
 def symbolic_sizes(loaded: LoadedModel) -> tuple:
-    """Batch and length as symbols; the length is bounded by the model's positions."""
+    """Batch and length as symbols, with the length bounded by the model's positions."""
     return tuple(export.symbolic_shape("batch, length", constraints=[f"length <= {loaded.model.max_positions}"]))
 
 
 def input_names(loaded: LoadedModel) -> list[str]:
-    """The names of the inputs that a model's programs have, in their order."""
+    """The inputs of a model's programs by name, in order."""
     left_out = {"segment_ids": loaded.model.segment_types < 2, "tagged": not loaded.heads.crf}
     return [name for name in INPUTS if not left_out.get(name)]
 
@@ -74,9 +73,10 @@ def _program(
     loaded: LoadedModel, runtime: Runtime, compute_outputs: Callable[[Bert, Rows, Encoded, dict[str, Array]], Outputs]
 ) -> Program:
     def compute(parameters: dict[str, Array], inputs: dict[str, Array]) -> Outputs:
-        # Parameters of another dtype are widened: norms and sums of embeddings are float32 in any case.
+        # Norms and sums of embeddings are float32, whatever the dtype of the parameters.
         wide = {path: value.astype(jnp.float32) for path, value in parameters.items()}
         model = bind(loaded.model, loaded.heads, layers.unflatten(wide), runtime)
+        # A row is one sequence, 1 in sequence_ids; positions count its tokens.
         real = jnp.minimum(inputs["attention_mask"], 1)
         segments = inputs.get("segment_ids", jnp.zeros_like(real))
         rows = Rows(inputs["input_ids"], segments * real, real, (jnp.cumsum(real, axis=1) - 1) * real)
@@ -96,7 +96,10 @@ def _sequence_vectors(model: Bert, rows: Rows, encoded: Encoded) -> Float[Array,
 
 
 def hidden_states(loaded: LoadedModel, runtime: Runtime) -> Program:
-    """The program of `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]."""
+    """A program with the outputs `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D].
+
+    `pooled` is the pooler's output for the sequence vector that heads.pooling selects, mostly [CLS].
+    """
 
     def compute(model: Bert, rows: Rows, encoded: Encoded, inputs: dict[str, Array]) -> Outputs:
         pooled = {"pooled": _sequence_vectors(model, rows, encoded)[:, 0]} if loaded.heads.pooler else {}
@@ -106,9 +109,9 @@ def hidden_states(loaded: LoadedModel, runtime: Runtime) -> Program:
 
 
 def text_vectors(loaded: LoadedModel, runtime: Runtime, settings: Mapping[str, Any]) -> Program:
-    """The program of `last` f32[B,T,D] and of `vector` f32[B,W], a text's vector as `embed` makes it by default.
+    """A program with the outputs `last` f32[B,T,D] and `vector` f32[B,W], a text's vector as by `embed`.
 
-    settings has an embedding task's pooling, normalize and, if W is not D, truncate_dim.
+    `settings` has an embedding task's pooling, normalize and, if W is not D, truncate_dim.
     """
 
     def compute(model: Bert, rows: Rows, encoded: Encoded, inputs: dict[str, Array]) -> Outputs:
@@ -120,14 +123,23 @@ def text_vectors(loaded: LoadedModel, runtime: Runtime, settings: Mapping[str, A
 
 
 def predictions(loaded: LoadedModel, runtime: Runtime) -> Program:
-    """The program of every head's logits; stablehlo.write lists them."""
+    """A program that returns all heads' logits.
+
+    mlm_logits, lm_logits              f32[B,T,V] without the vocabulary's padding rows; for ELMo forward_lm_logits and
+                                       backward_lm_logits, for the next and the previous token
+    replaced_token_logits              f32[B,T]
+    next_sentence_logits, class_logits, choice_logits   f32[B,2], f32[B,C], f32[B]
+    tag_logits, answer_logits          f32[B,T,C], f32[B,T,2]
+    tags                               i32[B,T], the best path of a CRF
+    span_logits                        f32[B,T,K,C] for the spans of 1 to K positions that begin at a position
+    """
     heads = loaded.heads
 
     def compute(model: Bert, rows: Rows, encoded: Encoded, inputs: dict[str, Array]) -> Outputs:
         last = encoded.last
         logits: Outputs = {}
         if heads.mlm or heads.lm:
-            # An encoder of two directions has logits for each.
+            # An encoder with two directions has states and logits for both, side by side.
             names = loaded.model.encoder.logits or ("mlm_logits" if heads.mlm else "lm_logits",)
             parts = jnp.split(last, len(names), axis=-1) if len(names) > 1 else [last]
             for name, states in zip(names, parts, strict=True):
@@ -157,7 +169,7 @@ def predictions(loaded: LoadedModel, runtime: Runtime) -> Program:
 
 
 def has_predictions(heads: Heads) -> bool:
-    """Whether a model has a head whose logits `predictions` returns."""
+    """Whether `predictions` returns logits for a model."""
     by_token = (heads.mlm, heads.lm, heads.replaced_tokens, heads.tags, heads.question, heads.spans.classes)
     return any((*by_token, heads.next_sentence, heads.classes, heads.choices))
 
@@ -165,19 +177,17 @@ def has_predictions(heads: Heads) -> bool:
 def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") -> None:
     """Writes a model's programs to a new folder, which appears complete or not at all.
 
-    Parameters are stored, and matmuls computed, in `dtype`, float32 or bfloat16; outputs are float32.
+    These are hidden_states.stablehlo; predictions.stablehlo, if there are heads; text_vectors.stablehlo, if the model
+    was fine-tuned for vectors. The functions of these names describe the outputs, and `jax.export.deserialize` reads
+    the files. programs.json lists inputs, outputs and parameters in order, and the vectors' settings.
 
-    hidden_states.stablehlo returns `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]: the pooler's
-    output for the sequence vector that heads.pooling selects, mostly [CLS]. predictions.stablehlo, written if there are
-    heads, returns their logits: `mlm_logits` or `lm_logits` f32[B,T,V] without the vocabulary's padding rows (for ELMo
-    `forward_lm_logits` and `backward_lm_logits`, for the next and the previous token), `replaced_token_logits`
-    f32[B,T], `next_sentence_logits` f32[B,2], `class_logits` f32[B,C], `choice_logits` f32[B], `tag_logits` f32[B,T,C],
-    `answer_logits` f32[B,T,2], `span_logits` f32[B,T,K,C] for the spans of 1 to K positions that begin at a position;
-    for a CRF also `tags` i32[B,T], its best path. text_vectors.stablehlo, written if the model was fine-tuned for
-    vectors, returns `vector` f32[B,W] and `last`. `jax.export.deserialize` reads all. programs.json lists inputs,
-    outputs and parameters in order, and the vectors' settings.
+    Args:
+        loaded: The model.
+        directory: The folder to create.
+        dtype: float32 or bfloat16, in which parameters are stored and matmuls computed; outputs are float32.
 
-    Raises UserError if the folder exists, and for relations, whose spans are chosen outside of the model.
+    Raises:
+        UserError: The folder exists, or the model has relations, whose spans are chosen outside of the model.
     """
     if loaded.heads.spans.relations:
         raise UserError("a model with heads.spans.relations has no StableHLO programs; export it with --format orbax")
@@ -189,12 +199,15 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
     if (task := loaded.task) and task["kind"] == sentence_transformers.KIND:
         if sentence_transformers.has_known_pooling(task):
             vectors = {name: task[name] for name in ("pooling", "normalize", "max_length")}
+            # Prompts are for the caller: a program sees ids only.
             vectors |= sentence_transformers.written_settings(task)
             programs["text_vectors"] = text_vectors(loaded, runtime, vectors)
         else:
             report(f"there is no program of the pooling of its vectors, left out: {task['pooling']}")
+    # Exporting needs shapes only; the values go into the file.
     params = {path: value.astype(jnp.dtype(dtype)) for path, value in loaded.params.items()}
     parameters = {path: jax.ShapeDtypeStruct(value.shape, value.dtype) for path, value in params.items()}
+    # All programs share one batch and one length, so their inputs have the same symbols.
     sizes, words = symbolic_sizes(loaded), loaded.vocabulary
     inputs = {name: jax.ShapeDtypeStruct(sizes, jnp.int32) for name in input_names(loaded)}
     description: dict[str, Any] = {
@@ -212,22 +225,18 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
             jitted = jax.jit(compute, keep_unused=True)
             exported = export.export(jitted, platforms=PLATFORMS)(parameters, inputs)
             (unfinished / f"{name}{SUFFIX}").write_bytes(exported.serialize())
-            description["programs"][name] = {"file": f"{name}{SUFFIX}", **_describe_signature(exported)}
+            (_, arguments), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+            results = jax.tree.unflatten(exported.out_tree, exported.out_avals)
+            description["programs"][name] = {
+                "file": f"{name}{SUFFIX}",
+                "inputs": [_describe_tensor(key, aval) | {"meaning": INPUTS[key]} for key, aval in arguments.items()],
+                "outputs": [_describe_tensor(key, aval) for key, aval in results.items()],
+            }
         save_tensors(params, unfinished / PARAMETERS_FILE)
         Tokenizer(words.spec).save(unfinished / TOKENIZER)
         write_json(unfinished / PROGRAMS_FILE, description)
         readme = _readme(loaded, dtype, list(programs)[-1], vectors)
         (unfinished / "README.md").write_text(readme, encoding="utf-8")
-
-
-def _describe_signature(exported: export.Exported) -> dict[str, Any]:
-    """Inputs and outputs by name, in their order."""
-    (_, inputs), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
-    results = jax.tree.unflatten(exported.out_tree, exported.out_avals)
-    return {
-        "inputs": [_describe_tensor(name, aval) | {"meaning": INPUTS[name]} for name, aval in inputs.items()],
-        "outputs": [_describe_tensor(name, aval) for name, aval in results.items()],
-    }
 
 
 def _describe_tensor(name: str, aval: Any) -> dict[str, Any]:

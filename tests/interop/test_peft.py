@@ -276,7 +276,7 @@ def test_a_target_that_ends_as_another_matrix_does_is_written_as_a_regex(tmp_pat
         ({"bias": "all"}, "bias is 'all'"),
         ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights is 'pissa_niter_16'"),
         ({"alora_invocation_tokens": [5]}, r"alora_invocation_tokens is \[5\]"),
-        ({"task_type": "CAUSAL_LM"}, "task_type is 'CAUSAL_LM'; of BERT, choose from SEQ_CLS, .*FEATURE_EXTRACTION$"),
+        ({"task_type": "CAUSAL_LM"}, "task_type is 'CAUSAL_LM'; choose from 'SEQ_CLS', .*'FEATURE_EXTRACTION'$"),
         ({"base_model_name_or_path": "no/such/folder"}, "base_model_name_or_path is 'no/such/folder'"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path is None"),
         ({"lora_alpha": None}, "lora_alpha is None; expected a number"),
@@ -313,7 +313,7 @@ def test_a_base_model_may_be_one_of_the_hub(tmp_path, monkeypatch):
     [
         ("7.attention.self.query.lora_B", 3, r"adapts encoder\.layer\.7\.attention\.self\.query\.weight, which"),
         ("1.attention.self.query.lora_C", 3, r"is not supported; expected pairs of \.lora_A\.weight and \.lora_B"),
-        ("1.attention.self.query.lora_B", 2, r"has the shapes \(2, \d+\) and \(\d+, 3\); expected \[r, in\]"),
+        ("1.attention.self.query.lora_B", 2, r"with the shapes \(2, \d+\) and \(\d+, 3\); expected \[r, in\]"),
     ],
     ids=["no such layer", "no pair", "two ranks"],
 )

@@ -241,7 +241,7 @@ def test_teachers_that_cannot_teach_pretraining_are_refused(shards_dir, vocab_di
     bert_jax_export.write(random_checkpoint(tmp_path / "words", MODEL), tmp_path / "foreign")
     for path, flags, message in (
         (headless, (), "has no masked-language-model head, so it gives no soft targets"),
-        (short, (), "the rows have 64 positions, but distill.teacher=.* supports only 32"),
+        (short, (), "distill.teacher=.* supports only 32 positions, but the rows have 64"),
         (causal, (), "is causal, .* Use a teacher that sees the same tokens"),
         (tmp_path / "foreign", (), "has another tokenizer than the student"),
         (teacher, ("objective=diffusion",), "config.objective is diffusion: pretraining distils masked"),

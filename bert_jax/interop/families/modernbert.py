@@ -64,7 +64,8 @@ def _read_further(file: Path, values: Mapping[str, Any], fields: dict[str, Any])
     for name in BIASES:
         if biases[name] != biases[BIASES[0]]:
             raise UserError(f"{file}: {name} is {biases[name]}, but {BIASES[0]} is not; all biases must be equal")
-    if family.read_activation(file, values, "classifier_activation") != fields["activation"]:
+    activation = values.get("classifier_activation", "gelu")
+    if family.choose(file, "classifier_activation", activation, family.ACTIVATIONS) != fields["activation"]:
         raise UserError(f"{file}: classifier_activation differs from hidden_activation; they must be equal")
     every = _read_global_every(file, values, fields["layers"])
     window = family.read_fields(file, values, (LOCAL_ATTENTION,))["window"]
