@@ -15,14 +15,15 @@ import dataclasses
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Any, overload
 
 import ml_collections
 import numpy as np
 from jaxtyping import Float32
 
 from bert_jax import config as config_lib
-from bert_jax.config import FinetuneConfig, ModelConfig, PretrainConfig
+from bert_jax.config import FinetuneConfig, MeshConfig, ModelConfig, PretrainConfig
+from bert_jax.config.options import from_keywords
 from bert_jax.errors import UserError, naming_arguments
 from bert_jax.interop import export
 from bert_jax.interop.loaded_model import LoadedModel
@@ -35,14 +36,13 @@ from bert_jax.progress import is_watched
 from bert_jax.storage.files import IN_MEMORY, as_typed
 from bert_jax.storage.location import PREFIX, absolute, location, model_address
 from bert_jax.tasks import evaluation, fill_mask, prediction
-from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, checked_texts, report_truncated, settings_of
+from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, EncodeOptions, checked_texts, report_truncated, settings_of
 from bert_jax.tasks.evaluation import EvaluateOptions
 from bert_jax.tasks.fill_mask import Filled
 from bert_jax.tasks.finetuning import finetune as run_finetuning
 from bert_jax.tasks.in_memory import Table, checkpoint_path, data_file, measured_file, refuse_store
 from bert_jax.tasks.inference import tokenizer_of
-from bert_jax.tasks.prediction import Prediction, PredictOptions
-from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.prediction import Prediction
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.compilation import enable_compilation_cache
 from bert_jax.train.hooks import Hook
@@ -100,43 +100,30 @@ class Model:
         return Model(dataclasses.replace(unknown, params=flat))
 
     @naming_arguments()
-    def encode(
-        self,
-        texts: str | Iterable[Any],
-        *,
-        layers: str | int = "last",
-        pool: str = "",
-        normalize: bool | None = None,
-        prompt: str | None = None,
-        prompt_name: str = "",
-        max_length: int = 0,
-        truncate_dim: int = 0,
-        batch_size: int = 32,
-        compute_dtype: str = "float32",
-    ) -> Float32[np.ndarray, "..."]:
+    def encode(self, texts: str | Iterable[Any], **options: Any) -> Float32[np.ndarray, "..."]:
         """Returns a vector [W] of a text, or the vectors [N, W] of several; a tuple is a pair of texts.
 
-        The settings are those of `bert-jax embed --help`; by default those of a sentence-transformers folder, otherwise
-        the mean of the last layer. The number of truncated texts is printed. Raises UserError as
-        `bert_jax.tasks.embedder.embed` does, and for a pool of more than one vector of each text.
+        By default, the settings are those of a sentence-transformers folder, otherwise the mean of the last layer. The
+        number of truncated texts is printed.
+
+            model.encode(["A good book.", "A bad one."], pool="cls", normalize=True)
+
+        Args:
+            options: layers, pool, normalize, prompt, prompt_name, max_length, truncate_dim, batch_size and
+                compute_dtype, as flags of `bert-jax embed --help`. tasks.embedder.EncodeOptions has types and defaults.
+
+        Raises:
+            UserError: As `bert_jax.tasks.embedder.embed` does, and if `pool` gives several vectors for a text.
         """
-        settings = settings_of(
-            self.loaded,
-            layers=layers,
-            pool=pool,
-            normalize=normalize,
-            prompt=prompt,
-            prompt_name=prompt_name,
-            max_length=max_length,
-            truncate_dim=truncate_dim,
-        )
+        given = from_keywords(EncodeOptions, options)
+        settings = settings_of(self.loaded, given)
         if settings.pool not in TEXT_POOLS:
             raise UserError(
                 f"pool is {settings.pool!r}, but encode returns one vector of each text. Use {', '.join(TEXT_POOLS)}, "
                 f"or from bert_jax.tasks.embedder import embed; embed(model.loaded, texts, pool={settings.pool!r})"
             )
         several = [texts] if isinstance(texts, str) else checked_texts(texts)
-        embedder = Embedder(self.loaded, settings, batch_size=batch_size, compute_dtype=compute_dtype)
+        embedder = Embedder(self.loaded, settings, batch_size=given.batch_size, compute_dtype=given.compute_dtype)
         vectors = embedder.arrays(several)["embeddings"]
         report_truncated(embedder, len(several))
         return vectors[0] if isinstance(texts, str) else vectors
@@ -158,57 +145,64 @@ class Model:
         return filled[0] if isinstance(sentences, str) else filled
 
     @overload
-    def predict(self, inputs: str, **options: Unpack[PredictOptions]) -> Prediction: ...
+    def predict(self, inputs: str, *, columns: Mapping[str, str] | None = None, **options: Any) -> Prediction: ...
 
     @overload
-    def predict(self, inputs: Iterable[Any] | Path, **options: Unpack[PredictOptions]) -> list[Prediction]: ...
+    def predict(
+        self, inputs: Iterable[Any] | Path, *, columns: Mapping[str, str] | None = None, **options: Any
+    ) -> list[Prediction]: ...
 
     @naming_arguments()
     def predict(
-        self, inputs: str | Iterable[Any] | Path, **options: Unpack[PredictOptions]
+        self, inputs: str | Iterable[Any] | Path, *, columns: Mapping[str, str] | None = None, **options: Any
     ) -> Prediction | list[Prediction]:
-        """Returns the prediction of a text, or those of several texts or objects, or of a file, in order.
+        """Returns the prediction for a text, or those for several texts or objects, or for a file, in order.
 
-        A prediction is a dictionary; `bert-jax predict --help` lists its fields by kind of task. The options (form,
-        words, all_scores, on_error, batch_size, max_length, compute_dtype, columns, null_threshold) are those
-        of `bert_jax.tasks.prediction.predict`, which says what is refused.
+        A prediction is a dictionary; `bert-jax predict --help` lists its fields by kind of task.
+
+        Args:
+            columns: Names the columns of text and text_pair in objects or a file, if they are not those of training.
+            options: form, words, all_scores, on_error, batch_size, max_length, compute_dtype and null_threshold, as
+                flags of `bert-jax predict --help`. tasks.prediction.PredictOptions has types and defaults.
+
+        Raises:
+            UserError: As `bert_jax.tasks.prediction.predict` does.
         """
         several = [inputs] if isinstance(inputs, str) else inputs
-        predictions = prediction.predict(self.loaded, several, **options)
+        predictions = prediction.predict(self.loaded, several, columns=columns, **options)
         return predictions[0] if isinstance(inputs, str) else predictions
 
     @naming_arguments()
-    def evaluate(
-        self,
-        data: Table,
-        *,
-        text: str = "",
-        text_pair: str = "",
-        label: str = "",
-        **options: Unpack[EvaluateOptions],
-    ) -> dict[str, Any]:
+    def evaluate(self, data: Table, *, mesh: MeshConfig | None = None, **options: Any) -> dict[str, Any]:
         """Returns the metrics of a fine-tuned model on labelled data, of a pretrained one on shards, or of retrieval.
 
-        data         what `finetune` takes as dev, shards, or a folder in BEIR's layout (`bert-jax evaluate --help`)
-        text, text_pair, label   the names of its columns, if they are not those of fine-tuning
+            model.evaluate(rows, text="review", label="stars", metrics=["macro_f1"])
 
-        The options (batch_size, compute_dtype, max_rows, metrics, positive, label_map, max_length, truncate_dim,
-        null_threshold, skip_self, mesh, pseudo_perplexity) are those of `bert_jax.tasks.evaluation.evaluate`, which
-        says what is refused; so are data in memory as by `finetune`.
+        Args:
+            data: What `finetune` takes as dev, shards, or a folder in BEIR's layout (`bert-jax evaluate --help`).
+            mesh: The number of devices on each mesh axis; by default, rows are sharded over all devices.
+            options: batch_size, compute_dtype, max_rows, pseudo_perplexity, max_length, truncate_dim, skip_self,
+                metrics, positive, null_threshold, label_map, text, text_pair and label, as flags of `bert-jax evaluate
+                --help`. tasks.evaluation.EvaluateOptions has types and defaults.
+
+        Raises:
+            UserError: As `bert_jax.tasks.evaluation.evaluate` does, and `finetune` for data in memory.
         """
-        columns = Columns(text, text_pair, label)
+        columns = from_keywords(EvaluateOptions, options).columns
         with tempfile.TemporaryDirectory(prefix=IN_MEMORY) as temporary:
             file = measured_file(data, Path(temporary) / "data.jsonl", self.loaded, columns)
-            given = columns if columns != Columns() else None
-            return evaluation.evaluate(self.loaded, file, columns=given, **options)
+            return evaluation.evaluate(self.loaded, file, mesh=mesh, **options)
 
     @naming_arguments()
     def save(self, folder: str | Path, format: str = "hf", dtype: str = "") -> None:
-        """Writes the model to a new folder: hf, sentence_transformers, orbax, stablehlo or onnx (`export --help`).
+        """Writes the model to a new folder.
 
-        dtype    float32, bfloat16 or int8, by format; see there
+        Args:
+            format: hf, sentence_transformers, orbax, stablehlo or onnx; `bert-jax export --help` describes them.
+            dtype: float32, bfloat16 or int8, if the format has a choice.
 
-        Raises UserError for a folder that exists, and for a model that the format cannot hold.
+        Raises:
+            UserError: The folder exists, or the format cannot hold the model.
         """
         export.export_loaded(self.loaded, folder, format, dtype=dtype)
 
@@ -319,7 +313,6 @@ def train_tokenizer(*, quiet: bool | None = None, **options: Any) -> Tokenizer:
     options   input, output, kind, vocab_size, ...: the flags of `bert-jax train-tokenizer --help`, whose types and
               defaults are those of data_prep.vocabulary.TokenizerOptions
     """
-    from bert_jax.config.options import from_keywords
     from data_prep.vocabulary import TokenizerOptions, train
 
     return train(from_keywords(TokenizerOptions, _texts(options)), quiet=not is_watched() if quiet is None else quiet)
@@ -335,7 +328,6 @@ def build_examples(*, quiet: bool | None = None, **options: Any) -> dict[str, An
 
     In a script, call it under `if __name__ == "__main__"` or with workers=1, as multiprocessing requires.
     """
-    from bert_jax.config.options import from_keywords
     from data_prep.build import build
     from data_prep.build_options import BuildOptions
 

@@ -9,12 +9,13 @@ stopped by SIGTERM. Importing this module touches no device and does not import 
 import argparse
 import atexit
 import errno
+import functools
 import gc
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bert_jax.errors import RunAgain, Stopped, UserError, one_line
 
@@ -28,25 +29,24 @@ _HOME = re.compile(r"(?:(?<=[=,:])|^)~(?=/)")
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of a command, such as `bert-jax embed`: errors are one line, and the help text keeps its layout."""
+    """The parser of a command, such as `bert-jax embed`: errors are one line, and the help text keeps its layout.
 
-    def __init__(self, program: str, description: str) -> None:
-        super().__init__(
-            prog=program,
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+    config/options.py makes one from the dataclass of a command's options.
+    """
+
+    def __init__(self, program: str, description: str, **keywords: Any) -> None:
+        layout = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=28)
+        super().__init__(program, description=description, formatter_class=layout, allow_abbrev=False, **keywords)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}. See: {self.prog} --help")
 
-    def add_switch(self, name: str, **keywords: object) -> None:
-        """Adds --name and --noname, also --no-name; the value is None if none of them is given."""
-        group = self.add_mutually_exclusive_group()
-        group.add_argument(f"--{name}", dest=name, action="store_const", const=True, default=None, **keywords)  # type: ignore[arg-type]
+    def add_switch(self, name: str, group: argparse._ArgumentGroup | None = None, **keywords: Any) -> None:
+        """Adds --name and --noname, also --no-name, to a group; the value is None if none of them is given."""
+        switch = (group or self).add_mutually_exclusive_group()
+        switch.add_argument(f"--{name}", dest=name, action="store_const", const=True, default=None, **keywords)
         negations = f"--no{name}", f"--no-{name}"
-        group.add_argument(*negations, dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
+        switch.add_argument(*negations, dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
 
 
 def run(main: Callable[[Sequence[str]], None]) -> NoReturn:

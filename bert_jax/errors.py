@@ -7,32 +7,36 @@ be repeated. bert_jax/command_line.py turns each of them into an exit code.
 import contextlib
 import re
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z]\w*)(?![\w.])")
+# Stands before the names of options in messages.
+_PREFIX = ContextVar("prefix", default="--")
 
 
 class UserError(Exception):
     """A mistake of the user. The message is one line: what is wrong, where, and what to change."""
 
 
-def for_python(message: str) -> str:
-    """A message of the library with the flags of commands as arguments: `--top is 0` as `top is 0`.
-
-    Those of a command that the message advises, and of configuration keys, stay.
-    """
-    before, command, after = message.partition("bert-jax ")
-    return _FLAG.sub(r"\1", before) + command + after
+def flag(name: str) -> str:
+    """Returns an option's name as its user writes it: --NAME for a command, NAME in a call from Python."""
+    return f"{_PREFIX.get()}{name}"
 
 
 @contextlib.contextmanager
 def naming_arguments() -> Iterator[None]:
-    """Decorates what Python calls: mistakes are reported as `for_python` does."""
+    """Decorates a function that Python code calls: while it runs, `flag` returns names without dashes."""
+    token = _PREFIX.set("")
     try:
         yield
     except UserError as error:
-        error.args = (for_python(str(error)),)
+        # Of messages that do not use `flag` yet. Flags of a command that the message advises stay.
+        before, command, after = str(error).partition("bert-jax ")
+        error.args = (_FLAG.sub(r"\1", before) + command + after,)
         raise
+    finally:
+        _PREFIX.reset(token)
 
 
 class Stopped(BaseException):

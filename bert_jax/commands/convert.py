@@ -1,8 +1,9 @@
 """Converts a model in Hugging Face or Google format to a bert_jax checkpoint."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from bert_jax import command_line
+from bert_jax.config.options import option, parse
 from bert_jax.interop.export import convert
 from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.huggingface_export import describe
@@ -24,16 +25,17 @@ Only this needs TensorFlow, the extra tensorflow.
 The other commands also accept a Hugging Face folder directly."""
 
 
-def main(arguments: Sequence[str]) -> None:
-    parser = command_line.Parser("bert-jax convert", DESCRIPTION)
-    parser.add_argument(
-        "--input",
-        "--checkpoint",
-        required=True,
-        metavar="DIR",
-        help="a folder in Hugging Face or Google format, or hf:NAME",
+@dataclass(frozen=True)
+class Options:
+    """The flags of the command."""
+
+    input: str = option(
+        help="a folder in Hugging Face or Google format, or hf:NAME", metavar="DIR", aliases=["checkpoint"]
     )
-    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to create; it must not exist")
-    options = parser.parse_args(arguments)
+    output: str = option(help="the folder to create; it must not exist", metavar="DIR")
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = parse("bert-jax convert", DESCRIPTION, Options, arguments)
     loaded = convert(options.input, options.output)
     print(f"{options.output}: {describe(loaded)}")

@@ -4,9 +4,10 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.command_line import Parser
+from bert_jax.config.options import option, parse
 from bert_jax.data.manifest import MANIFEST
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter
@@ -77,12 +78,15 @@ def _copy_file(source: Folder, target: Folder, name: str, sha256: str | None) ->
     return size
 
 
+@dataclass(frozen=True)
+class Options:
+    """The flags of the command."""
+
+    input: str = option(help="a finished output", metavar="DIR_OR_URL")
+    output: str = option(help="gs://BUCKET/NAME, s3://BUCKET/NAME or DIR", metavar="URL_OR_DIR")
+
+
 def main(arguments: Sequence[str]) -> None:
-    parser = Parser("bert-jax copy-examples", DESCRIPTION)
-    parser.add_argument("--input", required=True, metavar="DIR_OR_URL", help="a finished output")
-    parser.add_argument(
-        "--output", required=True, metavar="URL_OR_DIR", help="gs://BUCKET/NAME, s3://BUCKET/NAME or DIR"
-    )
-    given = parser.parse_args(arguments)
-    size = copy(given.input, given.output, quiet=False)
-    print(f"{given.output}: {size / 1e6:.1f} MB, every file verified by {output_files.SUMS}")
+    options = parse("bert-jax copy-examples", DESCRIPTION, Options, arguments)
+    size = copy(options.input, options.output, quiet=False)
+    print(f"{options.output}: {size / 1e6:.1f} MB, every file verified by {output_files.SUMS}")

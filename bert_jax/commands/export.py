@@ -1,12 +1,12 @@
 """Exports a checkpoint in the format of other software."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from bert_jax import command_line
+from bert_jax.config.options import option, parse
 from bert_jax.interop.export import FORMATS, export
 from bert_jax.interop.huggingface_export import describe
-from bert_jax.interop.loaded_model import PARTS
-from bert_jax.interop.open_checkpoint import add_average_flag
+from bert_jax.interop.open_checkpoint import CheckpointOptions
 
 DESCRIPTION = """Exports a checkpoint for use in other software.
 
@@ -46,17 +46,18 @@ CHECKPOINT is a workdir, a step in it (runs/base/checkpoints/1000), an export, a
 hf:NAME (org/name), a model of the Hugging Face Hub."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(CheckpointOptions):
+    """The flags of the command."""
+
+    output: str = option(help="the folder to create; it must not exist", metavar="DIR")
+    format: str = option("hf", f"see above: {', '.join(FORMATS)}")
+    dtype: str = option("", "float32, bfloat16 or int8; see above")
+    part: str = option("", "ELECTRA: discriminator or generator; default: discriminator, orbax: both")
+    base: str = option("", "peft: the Hugging Face folder of the base model", metavar="DIR")
+
+
 def main(arguments: Sequence[str]) -> None:
-    parser = command_line.Parser("bert-jax export", DESCRIPTION)
-    parser.add_argument("--checkpoint", required=True, help="the checkpoint to export")
-    parser.add_argument("--format", default="hf", help=f"one of {', '.join(FORMATS)} (default: hf)")
-    parser.add_argument("--dtype", default="", help="float32, bfloat16 or int8; see above")
-    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to create; it must not exist")
-    parser.add_argument(
-        "--part", default="", help=f"of an ELECTRA run: {' or '.join(PARTS)} (default: discriminator, orbax: both)"
-    )
-    parser.add_argument("--base", default="", metavar="DIR", help="of peft: the Hugging Face folder of the base model")
-    add_average_flag(parser)
-    options = parser.parse_args(arguments)
+    options = parse("bert-jax export", DESCRIPTION, Options, arguments)
     loaded = export(**vars(options))
     print(f"{options.output}: {describe(loaded)}")

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bert_jax import command_line
 from bert_jax import config as config_lib
 from bert_jax.config import FinetuneConfig, loading
-from bert_jax.config.options import add_flags
+from bert_jax.config.options import option, parse_known
 from bert_jax.errors import UserError
-from bert_jax.interop.open_checkpoint import add_average_flag
+from bert_jax.interop.open_checkpoint import CheckpointOptions
 from bert_jax.model.outputs import LAYERS, MIX
 from bert_jax.storage.files import refuse_existing, write_json
 from bert_jax.tasks.features import FeatureOptions, features
@@ -76,40 +75,28 @@ def result_table(result: dict[str, Any], metric: str) -> Table:
     return shown
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(FeatureOptions, CheckpointOptions):
+    """The flags of the command."""
+
+    config: str = option(help="a tagging recipe, such as tagging:task=conll2003", metavar="RECIPE")
+    output: str = option("", "write the results here, too; must not exist yet", metavar="FILE.json")
+
+
 def main(arguments: Sequence[str]) -> None:
-    parser = command_line.Parser("bert-jax features", DESCRIPTION)
-    parser.add_argument(
-        "--checkpoint",
-        required=True,
-        help="a workdir, a step in it, an export, a Hugging Face folder, or hf:NAME",
-    )
-    parser.add_argument("--config", required=True, help="a tagging recipe, such as tagging:task=conll2003")
-    add_flags(parser, FeatureOptions)
-    parser.add_argument("--output", default="", metavar="FILE.json", help="write the results here; must not exist yet")
-    add_average_flag(parser)
-    known, overrides = parser.parse_known_args(list(arguments))
+    options, overrides = parse_known("bert-jax features", DESCRIPTION, Options, arguments)
     enable_compilation_cache()
     for override in overrides:
         _refuse_without_effect(override)
-    if known.output:
-        refuse_existing(Path(known.output))
-    result = features(
-        known.checkpoint,
-        config_lib.from_flags(FinetuneConfig, known.config, overrides),
-        FeatureOptions(**{item.name: getattr(known, item.name) for item in fields(FeatureOptions)}),
-        average=known.average,
-        quiet=False,
-    )
-    if known.output:
-        write_json(Path(known.output), result)
+    if options.output:
+        refuse_existing(Path(options.output))
+    config = config_lib.from_flags(FinetuneConfig, options.config, overrides)
+    result = features(options.checkpoint, config, options, average=options.average, quiet=False)
+    if options.output:
+        write_json(Path(options.output), result)
     metric = next(iter(next(iter(result["layers"].values()))["dev"]))
     Console(stderr=True).print(result_table(result, metric))
     print(json.dumps(result))
-
-
-def _flags() -> set[str]:
-    """The names of all flags that set how heads are trained."""
-    return {name for item in fields(FeatureOptions) for name in (item.name, *item.metadata["aliases"])}
 
 
 def _refuse_without_effect(override: str) -> None:
@@ -118,7 +105,8 @@ def _refuse_without_effect(override: str) -> None:
     key = loading.KEYS.get(match[1], match[1]) if match else "task."
     if not key.startswith("task."):
         section, _, name = key.rpartition(".")
-        same = section in ("", "optimizer") and name in _flags()
+        flags = {name for item in fields(FeatureOptions) for name in (item.name, *item.metadata["aliases"])}
+        same = section in ("", "optimizer") and name in flags
         advice = f"use --{name}" if same else "the flags of --help set how heads are trained"
         raise UserError(f"--config.{key} has no effect on features, which trains heads only; {advice}")
 

@@ -4,9 +4,10 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.command_line import Parser
+from bert_jax.config.options import Checked, at_least, option, parse
 from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
 from bert_jax.data.shards import check_sizes, open_dataset
 from bert_jax.errors import UserError
@@ -82,40 +83,40 @@ def check_page(target: Path, directory: Path) -> None:
             raise UserError(f"--html {target} is inside of {folder}, which must not change; name a file outside of it")
 
 
-def _parser() -> Parser:
-    parser = Parser(PROGRAM, DESCRIPTION)
-    add = parser.add_argument
-    add("directory", metavar="DIR", help="the output of build_examples, or its train or eval folder")
-    add("--verify", action="store_true", help="check every byte; default: only names and sizes")
-    add("--show", type=int, default=0, metavar="N", help="print the first N rows as text; default: 0")
-    add("--html", type=Path, metavar="FILE", help="write the statistics and some rows to this HTML file")
-    return parser
+@dataclass(frozen=True)
+class Options(Checked):
+    """The flags of the command."""
+
+    directory: str = option(
+        help="the output of build-examples, or its train or eval folder", metavar="DIR", positional="1"
+    )
+    verify: bool = option(False, "check every byte; default: only names and sizes")
+    show: int = option(0, "print the first N rows as text", metavar="N", valid=at_least(0))
+    html: Path | None = option(None, "write the statistics and some rows to this HTML file", metavar="FILE")
 
 
 def main(arguments: Sequence[str]) -> None:
-    given = _parser().parse_args(arguments)
-    if given.show < 0:
-        raise UserError(f"--show is {given.show}; it must be at least 0")
-    directory, parts = parts_of(Path(given.directory).absolute())
-    if given.html:
-        check_page(given.html.absolute(), directory)
+    options = parse(PROGRAM, DESCRIPTION, Options, arguments)
+    directory, parts = parts_of(Path(options.directory).absolute())
+    if options.html:
+        check_page(options.html.absolute(), directory)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Characters that the terminal's encoding lacks are shown as \u20ac, and non-text bytes of a path as \udcff.
         sys.stdout.reconfigure(errors="backslashreplace")
     console = open_console()
-    if given.verify or given.html or not given.show:
-        found = inspect(directory, parts, given.verify, quiet=False)
-        if given.verify or not given.html:
-            print_document(document(directory, found, given.verify), console)
-        if given.verify:
+    if options.verify or options.html or not options.show:
+        found = inspect(directory, parts, options.verify, quiet=False)
+        if options.verify or not options.html:
+            print_document(document(directory, found, options.verify), console)
+        if options.verify:
             shards, rows = len(found.manifest["shards"]), found.manifest["counts"]["rows"]
             console.print(f"{directory}: {shards} shards and {rows} rows match the manifest", soft_wrap=True)
-        if given.html:
-            html = page.render(document(directory, found, given.verify, page_rows(directory, found)))
-            write_atomic(given.html.absolute(), html.encode(errors="backslashreplace"))
-            console.print(str(given.html), soft_wrap=True, highlight=False)
-    if given.show:
+        if options.html:
+            html = page.render(document(directory, found, options.verify, page_rows(directory, found)))
+            write_atomic(options.html.absolute(), html.encode(errors="backslashreplace"))
+            console.print(str(options.html), soft_wrap=True, highlight=False)
+    if options.show:
         dataset = open_dataset(directory, parts[0], output_files.reader)
         tokenizer = open_tokenizer(directory, dataset.manifest)
-        for row in excerpts(dataset, tokenizer, range(min(given.show, dataset.rows))):
+        for row in excerpts(dataset, tokenizer, range(min(options.show, dataset.rows))):
             console.print(excerpt_text(row), highlight=False, soft_wrap=True)

@@ -4,11 +4,11 @@ import re
 import shutil
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import bert_jax.lineage  # noqa: F401 (adds its encoders to the choices)
-from bert_jax import command_line
 from bert_jax.config import FinetuneConfig, PretrainConfig
-from bert_jax.config.options import Key, keys
+from bert_jax.config.options import Key, keys, option, parse
 from bert_jax.errors import UserError
 
 DESCRIPTION = """Lists the keys that --config.KEY=VALUE sets, with type, default and meaning.
@@ -47,10 +47,15 @@ def matches(pattern: str) -> list[tuple[Key, str]]:
     return sorted(listed, key=lambda match: (match[0].name, match[1]))
 
 
+@dataclass(frozen=True)
+class Options:
+    """The flags of the command."""
+
+    pattern: str = option("", "a regular expression", metavar="PATTERN", positional="?")
+
+
 def main(arguments: Sequence[str]) -> None:
-    parser = command_line.Parser("bert-jax keys", DESCRIPTION)
-    parser.add_argument("pattern", nargs="?", default="", metavar="PATTERN", help="a regular expression")
-    pattern = parser.parse_args(list(arguments)).pattern
+    pattern = parse("bert-jax keys", DESCRIPTION, Options, arguments).pattern
     listed = matches(pattern)
     if not listed:
         raise UserError(f"no key or meaning matches {pattern!r}. `bert-jax keys` lists all")

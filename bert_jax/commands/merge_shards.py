@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.command_line import Parser
+from bert_jax.config.options import option, parse
 from bert_jax.data.manifest import MANIFEST
 from bert_jax.errors import UserError
 from bert_jax.storage.remote import find_files
@@ -40,9 +41,14 @@ def folders(pattern: str) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+@dataclass(frozen=True)
+class Options:
+    """The flags of the command."""
+
+    input: str = option(help="outputs, or patterns, separated by commas", metavar="DIRS")
+    output: str = option(help="the folder to create", metavar="DIR")
+
+
 def main(arguments: Sequence[str]) -> None:
-    parser = Parser("bert-jax merge-shards", DESCRIPTION)
-    parser.add_argument("--input", required=True, metavar="DIRS", help="outputs, or patterns, separated by commas")
-    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to create")
-    flags = parser.parse_args(list(arguments))
-    merge(folders(flags.input), Path(os.path.abspath(flags.output)), quiet=False)
+    options = parse("bert-jax merge-shards", DESCRIPTION, Options, arguments)
+    merge(folders(options.input), Path(os.path.abspath(options.output)), quiet=False)

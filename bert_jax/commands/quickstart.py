@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 import data_prep
-from bert_jax import command_line
 from bert_jax.config import TaskConfig
+from bert_jax.config.options import POSITIVE, Checked, option, parse
 from bert_jax.errors import Stopped, UserError
 from bert_jax.reporting.finetuning import TaggingScore, score_tagger
 from bert_jax.reporting.pretraining import UnigramBaseline, unigram_baseline
@@ -406,19 +406,17 @@ def _relative(path: str) -> Path:
     return Path(path).relative_to(here) if Path(path).is_relative_to(here) else Path(path)
 
 
-def main(arguments: Sequence[str]) -> None:
-    parser = command_line.Parser("bert-jax quickstart", DESCRIPTION)
-    parser.add_argument("--output", required=True, metavar="DIR", help="the folder for all results; required")
-    parser.add_argument(
-        "--minutes",
-        "--budget_minutes",
-        type=float,
-        default=Plan.minutes,
-        metavar="M",
-        help=f"minutes of pretraining; default: {Plan.minutes:g}",
+@dataclass(frozen=True, kw_only=True)
+class Options(Checked):
+    """The flags of the command."""
+
+    output: str = option(help="the folder for all results", metavar="DIR")
+    minutes: float = option(
+        Plan.minutes, "minutes of pretraining", metavar="M", aliases=["budget_minutes"], valid=POSITIVE
     )
-    parser.add_argument("--verbose", action="store_true", help=VERBOSE)
-    options = parser.parse_args(list(arguments))
-    if options.minutes <= 0:
-        raise UserError(f"--minutes is {options.minutes:g}; it must be greater than 0, e.g. --minutes 3.5")
+    verbose: bool = option(False, VERBOSE)
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = parse("bert-jax quickstart", DESCRIPTION, Options, arguments)
     quickstart(options.output, Plan(minutes=options.minutes, verbose=options.verbose))

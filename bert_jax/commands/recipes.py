@@ -4,10 +4,11 @@ import ast
 import inspect
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax import command_line
 from bert_jax.config.loading import recipe_file, shipped_recipes
+from bert_jax.config.options import option, parse
 from bert_jax.errors import UserError
 from bert_jax.storage.files import refuse_existing
 
@@ -38,12 +39,17 @@ def listing() -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Options:
+    """The flags of the command."""
+
+    name: str = option("", "the recipe to show or copy; without it, the list", metavar="NAME", positional="?")
+    copy: str = option("", "copy the recipe to a new file instead of showing it", metavar="FILE")
+
+
 def main(arguments: Sequence[str]) -> None:
-    parser = command_line.Parser("bert-jax recipes", DESCRIPTION)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the recipe to show or copy; without it, the list")
-    parser.add_argument("--copy", metavar="FILE", help="copy the recipe to a new file instead of showing it")
-    options = parser.parse_args(list(arguments))
-    if options.name is None:
+    options = parse("bert-jax recipes", DESCRIPTION, Options, arguments)
+    if not options.name:
         if options.copy:
             raise UserError("--copy needs the recipe to copy: bert-jax recipes NAME --copy FILE")
         print(listing())

@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax import command_line
+from bert_jax.config.options import option, parse
 from bert_jax.errors import UserError
 from bert_jax.interop.huggingface_export import describe
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.interop.open_checkpoint import add_average_flag
+from bert_jax.interop.open_checkpoint import CheckpointOptions
 from bert_jax.interop.resizing import Resized, Usage, VocabularyChange, grow, resize_checkpoint
 from bert_jax.interop.sentence_transformers import prompt_texts
 from bert_jax.progress import Reporter
@@ -100,16 +101,22 @@ def document_texts(document: str, prompts: Sequence[str] = (), whole: bool = Fal
         yield document
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(CheckpointOptions):
+    """The flags of the command."""
+
+    output: str = option(help="the folder to create; it must not exist", metavar="DIR")
+    add_tokens: str = option("", "words to add, one on each line", metavar="FILE")
+    trim: str = option("", "the text whose tokens to keep", metavar="GLOB")
+
+    def __post_init__(self) -> None:
+        if bool(self.add_tokens) == bool(self.trim):
+            raise UserError("give one of --add_tokens FILE and --trim GLOB")
+
+
 def main(arguments: Sequence[str]) -> None:
-    parser = command_line.Parser("bert-jax resize-vocabulary", DESCRIPTION)
-    parser.add_argument("--checkpoint", required=True, help="the model whose vocabulary to change")
-    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to create; it must not exist")
-    job = parser.add_mutually_exclusive_group(required=True)
-    job.add_argument("--add_tokens", metavar="FILE", help="words to add, one on each line")
-    job.add_argument("--trim", metavar="GLOB", help="the text whose tokens to keep")
-    add_average_flag(parser)
-    options = parser.parse_args(arguments)
-    if options.add_tokens is not None:
+    options = parse("bert-jax resize-vocabulary", DESCRIPTION, Options, arguments)
+    if options.add_tokens:
         done = add_tokens(options.checkpoint, options.add_tokens, options.output, options.average)
     else:
         done = trim(options.checkpoint, options.trim, options.output, options.average)

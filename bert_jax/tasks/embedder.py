@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int64
 
+from bert_jax.config.options import Checked, at_least, from_keywords, option
 from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.interop.sentence_transformers import KIND
 from bert_jax.model.outputs import MIX, LayerSelection
+from bert_jax.model.runtime import COMPUTE_DTYPES
 from bert_jax.progress import Reporter, is_watched, print_note
 from bert_jax.tasks.batches import Batches, bucketed_batches, sorted_batches
 from bert_jax.tasks.inference import LayerVectors, tokenizer_of
@@ -141,25 +143,37 @@ class VectorSettings:
     cut_first: bool = False
 
 
-def settings_of(
-    loaded: LoadedModel,
-    *,
-    layers: str | int = "last",
-    pool: str = "",
-    normalize: bool | None = None,
-    prompt: str | None = None,
-    prompt_name: str = "",
-    max_length: int = 0,
-    truncate_dim: int = 0,
-) -> VectorSettings:
+@dataclass(frozen=True, kw_only=True)
+class EncodeOptions(Checked):
+    """How vectors are made: of Model.encode and `bert-jax embed`, which describes them."""
+
+    layers: str | int = option("last", "see above", metavar="NAME")
+    pool: str = option(
+        "",
+        "none, cls, mean, max, last or words, see above; default: the checkpoint's, or mean",
+        aliases=["pooling"],
+        choices=("", *POOLS),
+    )
+    normalize: bool | None = option(
+        None, "give vectors of texts length 1, or --no-normalize; default: as the checkpoint says"
+    )
+    prompt: str | None = option(None, "put before each text; default: as the checkpoint says", metavar="TEXT")
+    prompt_name: str = option("", "use this prompt of the checkpoint", metavar="NAME")
+    max_length: int = option(0, "truncate to N tokens; default: the model's limit", metavar="N")
+    truncate_dim: int = option(0, "keep the first N dimensions; default: as the checkpoint says", metavar="N")
+    batch_size: int = option(32, "texts per batch", metavar="N", valid=at_least(1))
+    compute_dtype: str = option("float32", "of the model", choices=(*COMPUTE_DTYPES, "auto"))
+
+
+def settings_of(loaded: LoadedModel, options: EncodeOptions) -> VectorSettings:
     """The settings of a model's own embedding task, of which those that are given are replaced.
 
     With pool the task's other settings, except for its named prompts, are not used. A model without such a task has the
     mean of the tokens. With normalize given, vectors have length 1 in the end; otherwise they are normalized before
-    they are cut, as sentence-transformers does it. Raises UserError for a choice that is unknown or does not fit the
-    model.
+    they are cut, as sentence-transformers does it. Raises UserError for a choice that does not fit the model.
     """
-    layers = str(layers)
+    layers, pool, truncate_dim = str(options.layers), options.pool, options.truncate_dim
+    normalize, prompt, prompt_name = options.normalize, options.prompt, options.prompt_name
     width = LayerSelection.parse(layers, loaded.model.layers).width(loaded.model.width)
     if not 0 <= truncate_dim <= width:
         raise UserError(f"--truncate_dim is {truncate_dim}; use 1 to {width} (the width of --layers {layers})")
@@ -184,7 +198,7 @@ def settings_of(
         own.pooling if own and not pool else pool or "mean",
         bool(normalize),
         prompt or "",
-        max_length or limit,
+        options.max_length or limit,
         layers,
         truncate_dim,
         cut_first,
@@ -199,8 +213,6 @@ class Embedder:
     def __init__(
         self, loaded: LoadedModel, settings: VectorSettings, *, batch_size: int = 32, compute_dtype: str = "float32"
     ) -> None:
-        if batch_size < 1:
-            raise UserError(f"--batch_size is {batch_size}; use 1 or more")
         self.settings = settings
         own = _own_task(loaded, settings.pool)
         # By the role of a text in retrieval.
@@ -276,8 +288,6 @@ def _own_task(loaded: LoadedModel, pool: str) -> EmbeddingTask | None:
 
 def _check(loaded: LoadedModel, settings: VectorSettings) -> None:
     limit, pool = loaded.model.max_positions, settings.pool
-    if pool not in POOLS:
-        raise UserError(f"unknown --pool {pool!r}; choose from {', '.join(POOLS)}")
     if not SHORTEST <= settings.max_length <= limit:
         raise UserError(
             f"--max_length is {settings.max_length}; use {SHORTEST} to {limit} (the model's positions), or 0 for the "
@@ -330,42 +340,21 @@ def report_truncated(model: Embedder, texts: int) -> None:
 
 
 def embed(
-    checkpoint: str | Path | LoadedModel,
-    texts: Iterable[Any],
-    *,
-    layers: str = "last",
-    pool: str = "",
-    normalize: bool | None = None,
-    prompt: str | None = None,
-    prompt_name: str = "",
-    batch_size: int = 32,
-    max_length: int = 0,
-    truncate_dim: int = 0,
-    compute_dtype: str = "float32",
-    average: str = "",
+    checkpoint: str | Path | LoadedModel, texts: Iterable[Any], *, average: str = "", **options: Any
 ) -> dict[str, np.ndarray]:
     """Returns the vectors of texts: `embeddings` and, depending on pool, `offsets` and `input_ids` (see `--help`).
 
-    A text is a string, whose tabs are white space, or a pair of strings. Without pool, the settings are those of the
-    model (VectorSettings). A max_length or truncate_dim of 0 is that of these, or the model's most. average applies to
-    a checkpoint given by its path, as in open_checkpoint. Raises UserError for an unknown layer or pool, for one that
+    A text is a string, whose tabs are white space, or a pair of strings. options are those of EncodeOptions. Without
+    pool, the settings are those of the model (VectorSettings). average applies to a checkpoint given by its path, as in
+    open_checkpoint. Raises UserError for an unknown layer or pool, for one that
     the model does not have, and for a max_length beyond the model's positions. A pool of cls is also refused where no
     [CLS] stands for the whole text: in causal models, whose first token attends to itself alone, and for vocabularies
     that add no special tokens, whose first token is a piece of the text.
     """
-    given = checked_texts(texts)
+    given = from_keywords(EncodeOptions, options)
+    several = checked_texts(texts)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    settings = settings_of(
-        loaded,
-        layers=layers,
-        pool=pool,
-        normalize=normalize,
-        prompt=prompt,
-        prompt_name=prompt_name,
-        max_length=max_length,
-        truncate_dim=truncate_dim,
-    )
-    model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=compute_dtype)
-    arrays = model.arrays(given)
-    report_truncated(model, len(given))
+    model = Embedder(loaded, settings_of(loaded, given), batch_size=given.batch_size, compute_dtype=given.compute_dtype)
+    arrays = model.arrays(several)
+    report_truncated(model, len(several))
     return arrays

@@ -1,10 +1,12 @@
 """Evaluates a checkpoint on held-out shards, or a fine-tuned checkpoint on labelled files."""
 
+import argparse
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import jax
 
@@ -18,17 +20,20 @@ from bert_jax.config import (
     TrainConfig,
     load,
 )
+from bert_jax.config.loading import literal
+from bert_jax.config.options import Checked, at_least, between, from_keywords, option
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import DatasetLoader, SingleMasks, WordCounts, check_tokenizer, count_words
 from bert_jax.data.shards import Dataset, open_dataset
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, flag
 from bert_jax.interop.loaded_model import LoadedModel, part_of
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
+from bert_jax.model.runtime import COMPUTE_DTYPES
 from bert_jax.progress import Reporter
 from bert_jax.tasks import measurement, retrieval
-from bert_jax.tasks.embedder import settings_of
+from bert_jax.tasks.embedder import EncodeOptions, settings_of
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.train import distributed, sharding
 from bert_jax.train.evaluation import Rows, evaluate_batches
@@ -167,109 +172,127 @@ def _masked_model(loaded: LoadedModel) -> LoadedModel:
 MESH_FLAG = "--mesh"
 
 
-class EvaluateOptions(TypedDict, total=False):
-    """The options of `evaluate` that an opened model takes."""
+TASK_FILES = "columns and labels of task files"
 
-    batch_size: int
-    compute_dtype: str
-    max_rows: int
-    label_map: Mapping[str, str]
-    max_length: int
-    truncate_dim: int
-    skip_self: bool
-    metrics: Sequence[str]
-    positive: str
-    null_threshold: float | None
-    mesh: MeshConfig | None
-    pseudo_perplexity: bool
+
+def _label_map(text: str) -> dict[str, str]:
+    try:
+        return {str(label): str(name) for label, name in literal(text).items()}
+    except (ValueError, AttributeError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a map of labels, such as {{0: NEGATIVE, 1: POSITIVE}}"
+        ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(Checked):
+    """What is measured: of Model.evaluate and `bert-jax evaluate`, which describes them."""
+
+    batch_size: int = option(64, "rows per batch", metavar="N", valid=at_least(1))
+    compute_dtype: str = option("auto", "of the model", choices=(*COMPUTE_DTYPES, "auto"))
+    max_rows: int = option(0, "shards: measure the first N rows; 0: all", metavar="N", valid=at_least(0))
+    pseudo_perplexity: bool = option(False, "shards: also mask each token in turn, for masked language models")
+    max_length: int = option(0, "truncate texts to N tokens; default: as fine-tuned; not for shards", metavar="N")
+    truncate_dim: int = option(
+        0, "vectors: measure the first N dimensions; default: as the checkpoint says", metavar="N"
+    )
+    skip_self: bool = option(False, "retrieval: a query does not find the document of its own _id")
+    metrics: tuple[str, ...] = option(
+        (), "those to print, such as accuracy,macro_f1; default: as fine-tuned", metavar="NAME,...", section=TASK_FILES
+    )
+    positive: str = option(
+        "",
+        "the class of f1, precision and recall; default: as fine-tuned",
+        metavar="LABEL",
+        section=TASK_FILES,
+    )
+    null_threshold: float | None = option(
+        None,
+        "give no answer if its probability exceeds P; default: as fine-tuned, else 0.5",
+        metavar="P",
+        valid=between(0, 1),
+        section=TASK_FILES,
+    )
+    label_map: dict[str, str] | None = option(
+        None,
+        "meaning of the labels, such as '{0: NEGATIVE, 1: POSITIVE}'; default: their own, in any case; I means LABEL_I",
+        metavar="MAP",
+        section=TASK_FILES,
+        parser=_label_map,
+    )
+    text: str = option("", "column of the text, name or number; default: as fine-tuned", section=TASK_FILES)
+    text_pair: str = option("", "the same for the second text", metavar="TEXT", section=TASK_FILES)
+    label: str = option("", "the same for the label", section=TASK_FILES)
+
+    @property
+    def columns(self) -> Columns:
+        return Columns(self.text, self.text_pair, self.label)
 
 
 def evaluate(
     checkpoint: str | Path | LoadedModel,
     data: str | Path,
     *,
-    batch_size: int = 64,
-    compute_dtype: str = "auto",
-    max_rows: int = 0,
-    columns: Columns | None = None,
-    label_map: Mapping[str, str] | None = None,
-    max_length: int = 0,
-    truncate_dim: int = 0,
-    skip_self: bool = False,
-    metrics: Sequence[str] = (),
-    positive: str = "",
-    null_threshold: float | None = None,
     average: str = "",
     mesh: MeshConfig | None = None,
-    pseudo_perplexity: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """Returns metrics by name: `loss`, `mlm_loss`, `mlm_accuracy`, ..., or those of the checkpoint's task.
 
     On shards, the perplexities of a model that predicts next tokens or was trained by masked diffusion come after them,
-    and with pseudo_perplexity those of a masked language model. max_rows limits the rows of shards; 0 means all.
+    and with pseudo_perplexity those of a masked language model.
 
-    On files of a task, the options are those of measurement.evaluate; max_length and truncate_dim are also those of
-    texts in retrieval, and skip_self is that of measure_beir. An undefined metric, such as a correlation with a
-    constant, is None. average applies to a checkpoint given by its path, as in open_checkpoint. Without mesh, rows are
-    sharded over all devices.
+    options are those of EvaluateOptions; which ones apply depends on the data. An undefined metric, such as a
+    correlation with a constant, is None. average applies to a checkpoint given by its path, as in open_checkpoint.
+    Without mesh, rows are sharded over all devices.
 
     Raises UserError if the checkpoint lacks the head that the data or pseudo_perplexity requires, if its tokenizer is
     not that of the data, for an option that the data does not use, and if the mesh does not fit the model or the
     devices.
     """
+    given = from_keywords(EvaluateOptions, options)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    others: dict[str, Any] = {"metrics": metrics, "label_map": label_map, "positive": positive}
     if retrieval.is_beir(Path(data)):
-        others |= {"max_rows": max_rows, "pseudo_perplexity": pseudo_perplexity, "columns": columns}
-        others |= {"mesh": mesh != MeshConfig() and mesh, "null_threshold": null_threshold is not None}
-        _refuse_for_retrieval(data, others)
-        settings = settings_of(loaded, max_length=max_length, truncate_dim=truncate_dim)
-        return retrieval.evaluate(loaded, Path(data), settings, batch_size, compute_dtype, skip_self)
-    if skip_self:
-        raise UserError(f"--skip_self is for retrieval, but {data} is no folder in BEIR's layout; leave it out")
-    config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype, mesh=mesh or MeshConfig())
+        mesh_option = {} if mesh in (None, MeshConfig()) else {"mesh": mesh}
+        _refuse(given, (*_OF_SHARDS, *_OF_TASKS), f"{data} is a data set of retrieval", **mesh_option)
+        encoding = EncodeOptions(max_length=given.max_length, truncate_dim=given.truncate_dim)
+        settings = settings_of(loaded, encoding)
+        return retrieval.evaluate(loaded, Path(data), settings, given.batch_size, given.compute_dtype, given.skip_self)
+    _refuse(given, ("skip_self",), f"{data} is no folder in BEIR's layout, by which retrieval is measured")
+    config = TrainConfig(batch_size=given.batch_size, compute_dtype=given.compute_dtype, mesh=mesh or MeshConfig())
     sharding.check_model(loaded.model, sharding.make_mesh(config.mesh, flag=MESH_FLAG), MESH_FLAG)
     if loaded.task:
-        _refuse_for_task(max_rows, pseudo_perplexity)
+        _refuse(given, _OF_SHARDS, "the checkpoint was fine-tuned, and is measured on whole files of its task")
         found = measurement.evaluate(
-            loaded, data, config, columns, label_map, max_length, metrics, positive, null_threshold, truncate_dim
+            loaded,
+            data,
+            config,
+            given.columns,
+            given.label_map,
+            given.max_length,
+            given.metrics,
+            given.positive,
+            given.null_threshold,
+            given.truncate_dim,
         )
         return _task_metrics(found)
-    _refuse_for_shards(columns or Columns(), others, null_threshold, max_length, truncate_dim)
+    _refuse(given, (*_OF_TASKS, "max_length", "truncate_dim"), "the checkpoint has no task")
     dataset = open_dataset(data, "eval")  # of DIR/train, its own part
-    pseudo = measure_pseudo_perplexity(loaded, dataset, config, max_rows) if pseudo_perplexity else {}
-    return objective_metrics(loaded, dataset, config, max_rows) | pseudo
+    pseudo = measure_pseudo_perplexity(loaded, dataset, config, given.max_rows) if given.pseudo_perplexity else {}
+    return objective_metrics(loaded, dataset, config, given.max_rows) | pseudo
 
 
-def _refuse_for_retrieval(data: str | Path, options: Mapping[str, object]) -> None:
-    """Raises UserError if an option is given that the evaluation of a data set of retrieval does not use."""
-    if unused := ", ".join(name for name, value in options.items() if value):
-        raise UserError(f"{data} is a data set of retrieval, whose evaluation does not use {unused}; leave it out")
+# The options that only one kind of data uses.
+_OF_SHARDS = ("max_rows", "pseudo_perplexity")
+_OF_TASKS = ("text", "text_pair", "label", "metrics", "label_map", "positive", "null_threshold")
 
 
-def _refuse_for_task(max_rows: int, pseudo_perplexity: bool) -> None:
-    if pseudo_perplexity:
-        raise UserError("--pseudo_perplexity measures pretrained models on shards; leave it out for a task")
-    if max_rows:
-        raise UserError("--max_rows limits rows of shards; task metrics are computed over whole files. Leave it out")
-
-
-def _refuse_for_shards(
-    columns: Columns, others: Mapping[str, Any], null_threshold: float | None, max_length: int, truncate_dim: int
-) -> None:
-    """Raises UserError if an option of tasks is given, but the checkpoint was pretrained.
-
-    others    further options by name, empty where they are not given
-    """
-    given = {"text": columns.text, "text_pair": columns.text_pair, "label": columns.label, **others}
-    given["null_threshold"] = "" if null_threshold is None else str(null_threshold)
-    for flag, value in given.items():
-        if value:
-            raise UserError(f"--{flag} is {value!r}, but the checkpoint has no task; omit it")
-    if max_length:
-        raise UserError(f"--max_length is {max_length}, but shards have a length of their own; omit it")
-    if truncate_dim:
-        raise UserError(f"--truncate_dim is {truncate_dim}, but shards are not measured by vectors of texts; omit it")
+def _refuse(given: EvaluateOptions, names: Sequence[str], reason: str, **others: Any) -> None:
+    """Raises UserError if one of these options, or another one, is given, which would change nothing."""
+    default = EvaluateOptions()
+    used = {name: value for name in names if (value := getattr(given, name)) != getattr(default, name)}
+    for name, value in (used | others).items():
+        raise UserError(f"{flag(name)} is {value!r}, but {reason}; omit it")
 
 
 def _task_metrics(found: measurement.Evaluation) -> dict[str, Any]:

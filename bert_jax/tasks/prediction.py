@@ -3,13 +3,15 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypedDict
+from typing import IO, Any
 
-from bert_jax import errors
+from bert_jax.config.options import Checked, at_least, between, from_keywords, option
 from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.model.runtime import COMPUTE_DTYPES
 from bert_jax.progress import Reporter, is_watched, print_note
 from bert_jax.tasks import registry
 from bert_jax.tasks.embedder import refuse_other_inputs
@@ -26,27 +28,44 @@ WINDOW = 32  # batches that are read, and sorted by length, at a time
 Predictions = list[dict[str, Any]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(Checked):
+    """How inputs are read and labelled: of Model.predict and `bert-jax predict`, which describes them."""
+
+    form: str = option("auto", "of the input, see above", aliases=["input_format"], choices=input_lines.FORMS)
+    words: bool = option(False, "each line of text is words separated by spaces")
+    all_scores: bool = option(False, "also write scores of all classes or choices, or of the n_best answers")
+    on_error: str = option(
+        "fail", "fail, or skip: write an error object; not for task files", metavar="ACTION", choices=ON_ERROR
+    )
+    batch_size: int = option(32, "inputs per batch", metavar="N", valid=at_least(1))
+    max_length: int = option(0, "truncate to N tokens; default: as fine-tuned", metavar="N")
+    compute_dtype: str = option(
+        "auto", "of the model; auto: float32 on CPU, else bfloat16", choices=(*COMPUTE_DTYPES, "auto")
+    )
+    null_threshold: float | None = option(
+        None,
+        "give no answer if its probability exceeds P; default: as fine-tuned",
+        metavar="P",
+        valid=between(0, 1),
+    )
+
+
 class InputPredictor:
     """Predicts windows of inputs with a fine-tuned model; counts those that are truncated, invalid or without a score.
 
-    form is that of the lines (input_lines.FORMS). With words, lines of text hold words separated by white space.
-    Without all_scores, predictions have no `scores`. on_error is what an invalid input causes: fail raises UserError,
-    skip gives {"error": ...} in its place. Raises UserError for another form or on_error, and for options that the form
-    of a file does not use.
+    Without all_scores, predictions have no `scores`. An invalid input raises UserError, or with on_error="skip" it has
+    {"error": ...} in its place. Raises UserError for options that the form of a file does not use.
     """
 
-    def __init__(self, model: FineTuned, *, form: str, words: bool, all_scores: bool, on_error: str) -> None:
-        if on_error not in ON_ERROR:
-            raise UserError(f"unknown --on_error {on_error!r}; choose from {', '.join(ON_ERROR)}")
-        if form not in input_lines.FORMS:
-            raise UserError(f"unknown --form {form!r}; choose from {', '.join(input_lines.FORMS)}")
+    def __init__(self, model: FineTuned, options: PredictOptions) -> None:
         self.inputs = self.invalid = self.truncated = self.undefined = 0
         self._limit = "", "max_length"  # the part of an input that is truncated, and the task's option for its length
         self._model = model
-        self._form = form
-        self._words = words
-        self._hidden = () if all_scores else ("scores",)
-        self._skip = on_error == "skip"
+        self._form = options.form
+        self._words = options.words
+        self._hidden = () if options.all_scores else ("scores",)
+        self._skip = options.on_error == "skip"
         self._window = WINDOW * model.batch_size
 
     def file(self, path: Path, quiet: bool = True, split: Split[Any] | None = None) -> Iterator[Predictions]:
@@ -225,72 +244,49 @@ def _with_id(record: InputRecord, prediction: dict[str, Any]) -> dict[str, Any]:
 Prediction = dict[str, Any]  # by field, which the kind of task decides
 
 
-class PredictOptions(TypedDict, total=False):
-    """The options of `predict` that an opened model takes."""
-
-    form: str
-    words: bool
-    all_scores: bool
-    on_error: str
-    batch_size: int
-    max_length: int
-    compute_dtype: str
-    columns: Columns | Mapping[str, str] | None
-    null_threshold: float | None
-
-
 def predict(
     checkpoint: str | Path | LoadedModel,
     inputs: Iterable[Any] | Path,
     *,
-    form: str = "auto",
-    words: bool = False,
-    all_scores: bool = False,
-    on_error: str = "fail",
-    batch_size: int = 32,
-    max_length: int = 0,
-    compute_dtype: str = "auto",
     columns: Columns | Mapping[str, str] | None = None,
-    null_threshold: float | None = None,
     average: str = "",
+    **options: Any,
 ) -> list[Prediction]:
     """Returns the predictions of a fine-tuned checkpoint, one object per input in order (fields: see `--help`).
 
-    inputs are plain texts, whose tabs are white space, and objects, or the path of a file. columns
-    names those of a task file or of objects, such as {"text": "review", "text_pair": "title"}, for a
-    checkpoint that does not record them. null_threshold is
-    the probability of no answer above which a question has none; None: that of the checkpoint, which
-    may be one that always answers. average applies to a checkpoint given by its path, as in
-    open_checkpoint. Raises UserError, naming the line, for an input that is empty, incomplete or
-    malformed (with on_error="skip" its result is {"error": ...} instead), for a checkpoint that was
-    not fine-tuned, an unknown form, options that the form of a file does not use, and a
-    null_threshold of a task without questions.
+    inputs are plain texts, whose tabs are white space, and objects, or the path of a file. columns names those of a
+    task file or of objects, such as {"text": "review", "text_pair": "title"}, for a checkpoint that does not record
+    them. options are those of PredictOptions. average applies to a checkpoint given by its path, as in open_checkpoint.
+    Raises UserError, naming the line, for an input that is empty, incomplete or malformed (with on_error="skip" its
+    result is {"error": ...} instead), for a checkpoint that was not fine-tuned, options that the form of a file does
+    not use, and a null_threshold of a task without questions.
     """
+    given = from_keywords(PredictOptions, options)
     if isinstance(inputs, str):
         raise UserError(f"inputs is the text {inputs!r:.40}; give a list of texts, or a pathlib.Path for a file")
     if not isinstance(inputs, Path):
         refuse_other_inputs(inputs)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    model = FineTuned(
-        loaded,
-        batch_size=batch_size,
-        max_length=max_length,
-        compute_dtype=compute_dtype,
-        columns=_columns(columns),
-        null_threshold=null_threshold,
-    )
-    predictor = InputPredictor(model, form=form, words=words, all_scores=all_scores, on_error=on_error)
+    predictor = InputPredictor(open_model(loaded, given, columns), given)
     quiet = not is_watched()
     windows = predictor.file(inputs, quiet) if isinstance(inputs, Path) else predictor.objects(list(inputs), quiet)
     found = [prediction for window in windows for prediction in window]
     for remark in predictor.remarks():
-        print_note(errors.for_python(remark))
+        print_note(remark)
     return found
 
 
-def _columns(given: Columns | Mapping[str, str] | None) -> Columns | None:
-    if not isinstance(given, Mapping):
-        return given
-    if other := sorted(given.keys() - {"text", "text_pair"}):
-        raise UserError(f"columns names {other[0]!r}; it may name the columns of text and text_pair")
-    return Columns(given.get("text", ""), given.get("text_pair", ""))
+def open_model(loaded: LoadedModel, options: PredictOptions, columns: Columns | Mapping[str, str] | None) -> FineTuned:
+    """Returns the model that predicts with these options. Raises UserError as FineTuned does, and for other columns."""
+    if isinstance(columns, Mapping):
+        if other := sorted(columns.keys() - {"text", "text_pair"}):
+            raise UserError(f"columns names {other[0]!r}; it may name the columns of text and text_pair")
+        columns = Columns(columns.get("text", ""), columns.get("text_pair", ""))
+    return FineTuned(
+        loaded,
+        batch_size=options.batch_size,
+        max_length=options.max_length,
+        compute_dtype=options.compute_dtype,
+        columns=columns,
+        null_threshold=options.null_threshold,
+    )

@@ -17,13 +17,14 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet as pq
 
+from bert_jax.config.options import from_keywords
 from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.progress import print_note
 from bert_jax.storage.files import incomplete_path, lock, read_json, refuse_existing, write_atomic, write_json
 from bert_jax.tasks import measurement
-from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, report_truncated, settings_of
+from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, EncodeOptions, report_truncated, settings_of
 from bert_jax.tasks.reading.inputs import Texts, files_read, read_stream
 
 FORMATS = ("npy", "parquet")
@@ -74,13 +75,8 @@ def write_vectors(
 
     Shards vectors-00000.npy hold [shard_size, width]; those of Parquet the columns `row`, the number of the text from
     0, and `embedding`, a list of fixed size. job says what the vectors depend on. Raises UserError if the output
-    exists, if DIR.incomplete is that of another job, for an input without texts, and for an unknown format or dtype.
+    exists, if DIR.incomplete is that of another job, and for an input without texts.
     """
-    if format not in FORMATS or dtype not in DTYPES:
-        known = f"{' or '.join(FORMATS)}, and {' or '.join(DTYPES)}"
-        raise UserError(f"--format is {format!r} and --dtype is {dtype!r}; use {known}")
-    if shard_size < 1:
-        raise UserError(f"--shard_size is {shard_size}; use 1 or more texts")
     refuse_existing(output)
     first = list(islice(texts, 1))  # before anything is written, which could only be resumed by the same command
     if not first:
@@ -175,14 +171,12 @@ def embed_file(
     form: str = "auto",
     text: str = "",
     text_pair: str = "",
-    batch_size: int = 32,
-    compute_dtype: str = "float32",
     average: str = "",
-    **settings: Any,
+    **options: Any,
 ) -> dict[str, Any]:
     """Writes the vectors of the texts of a file to a folder of shards, and returns its manifest .
 
-    settings are those of settings_of. Memory does not depend on the number of texts. An interrupted call is resumed by
+    options are those of EncodeOptions. Memory does not depend on the number of texts. An interrupted call is resumed by
     the same call. Raises UserError as embed, read_stream and write_vectors do.
     """
     source, output = Path(source), Path(output)
@@ -190,10 +184,11 @@ def embed_file(
     files = input_files(source, form)
     refuse_existing(output)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    found = settings_of(loaded, **settings)
+    encoding = from_keywords(EncodeOptions, options)
+    found = settings_of(loaded, encoding)
     if found.pool not in TEXT_POOLS:
         raise UserError(f"--format {format} is for one vector per text, but --pool is {found.pool}. Use --format npz")
-    model = Embedder(loaded, found, batch_size=batch_size, compute_dtype=compute_dtype)
+    model = Embedder(loaded, found, batch_size=encoding.batch_size, compute_dtype=encoding.compute_dtype)
     job = {
         "checkpoint": loaded.origin,
         "step": loaded.step,
@@ -204,7 +199,7 @@ def embed_file(
         f"model{HASH}": _sha256_of_model(loaded),
         "form": form,
         "columns": [text, text_pair],
-        "compute_dtype": compute_dtype,
+        "compute_dtype": encoding.compute_dtype,
         **dataclasses.asdict(found),
     }
     manifest = write_vectors(texts, model.vectors, output, job=job, format=format, dtype=dtype, shard_size=shard_size)

@@ -212,7 +212,7 @@ def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
     assert "embeddings float32[" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"vectors\.npz exists"):
         commands_embed.main(arguments)
-    with pytest.raises(UserError, match="--shard_size is of output in shards, but --format npz writes one file"):
+    with pytest.raises(UserError, match="--shard_size is for output in shards, but --format npz writes one file"):
         commands_embed.main([*arguments, "--shard_size=5"])
 
 
@@ -221,11 +221,11 @@ def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
     [
         ({"layers": "first"}, "unknown --layers 'first'; choose from embeddings, .*, or give a number from 0 to 5"),
         ({"layers": "6"}, "unknown --layers '6'; choose from"),
-        ({"pool": "sum"}, f"unknown --pool 'sum'; choose from {', '.join(POOLS)}"),
+        ({"pool": "sum"}, f"unknown pool 'sum'; choose from {', '.join(POOLS)}"),
         ({"max_length": 25}, "--max_length is 25; use 5 to 24"),
         ({"truncate_dim": 21}, r"--truncate_dim is 21; use 1 to 20 \(the width of --layers last\)"),
         ({"truncate_dim": 81, "layers": "concat_last_4"}, r"use 1 to 80 \(the width of --layers concat_last_4\)"),
-        ({"batch_size": 0}, "--batch_size is 0"),
+        ({"batch_size": 0}, "^batch_size is 0"),
         ({"compute_dtype": "float16"}, "float16"),
     ],
 )

@@ -177,7 +177,7 @@ def test_sentences_that_cannot_be_filled_are_refused(tmp_path, loaded):
             fill_mask.fill_mask(loaded, [sentence])
     with pytest.raises(UserError, match="--top is 0; use 1 to 131"):
         fill_mask.fill_mask(loaded, ["[MASK]"], top=0)
-    with pytest.raises(UserError, match="--top is of predictions for masks; omit it with --generate"):
+    with pytest.raises(UserError, match="--top is for predictions of masks; omit it with --generate"):
         commands_fill_mask.main(["--checkpoint=x", "--top=2", "--generate=3"])
     tagger = random_checkpoint(tmp_path, odd_config(), Heads(tags=2))
     with pytest.raises(UserError, match="no masked language model head"):

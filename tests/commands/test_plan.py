@@ -217,7 +217,7 @@ def test_a_step_that_does_not_fit_has_no_time(step, capsys):
         (["--topology", "v4-7"], "sizes of v4 count TensorCores, 2 in each chip: 2, 8, 16"),
         (["--topology", "v5e:2x2", "--config.batch_sise=3"], "did you mean"),
         (["--topology", "v5e:2x2", "--json", "nowhere/plan.json"], "nowhere does not exist; create the folder"),
-        (["--topology", "v5e:2x2", "--seq_len", "none"], "not a positive integer"),
+        (["--topology", "v5e:2x2", "--seq_len", "0"], "--seq_len is 0. Use a finite number of at least 1"),
     ],
 )
 def test_mistakes_are_reported_before_anything_is_compiled(arguments, message):

@@ -228,7 +228,7 @@ def test_a_model_is_measured_at_another_length(classifier: LoadedModel, tmp_path
         measurement.evaluate(classifier, file, columns=columns, max_length=25)
     export.write(random_checkpoint(tmp_path / "words", odd_config(layers=1)), tmp_path / "pretrained")
     arguments = [f"--checkpoint={tmp_path / 'pretrained'}", f"--data={tmp_path}", "--max_length=16"]
-    with pytest.raises(UserError, match="--max_length is 16, but shards have a length of their own; omit it"):
+    with pytest.raises(UserError, match="--max_length is 16, but the checkpoint has no task; omit it"):
         evaluate.main(arguments)
 
 
@@ -433,9 +433,9 @@ def test_the_form_of_standard_input_is_that_of_its_first_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"form": "csv"}, "unknown --form 'csv'; choose from auto, text, jsonl, task"),
-        ({"on_error": "stop"}, "unknown --on_error 'stop'; choose from fail, skip"),
-        ({"batch_size": 0}, "batch size is 0; use 1 or more"),
+        ({"form": "csv"}, "unknown form 'csv'; choose from auto, text, jsonl, task"),
+        ({"on_error": "stop"}, "unknown on_error 'stop'; choose from fail, skip"),
+        ({"batch_size": 0}, "batch_size is 0. Use a finite number of at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(classifier: LoadedModel, tmp_path: Path, arguments: dict, said: str) -> None:

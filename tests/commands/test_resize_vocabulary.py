@@ -229,7 +229,7 @@ def test_bad_words_are_refused_and_nothing_is_written(tmp_path, words, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "one of the arguments --add_tokens --trim is required"),
+        ([], "give one of --add_tokens FILE and --trim GLOB"),
         (["--add_tokens", "absent.txt"], "no such file: absent.txt"),
         (["--trim", "absent*.txt"], r"--trim .*absent\*\.txt"),
         (["--trim", "{empty}"], r"empty\.txt: no document in it\. Remove it from --trim$"),
