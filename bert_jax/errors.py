@@ -1,8 +1,4 @@
-"""The errors that users see.
-
-A UserError is the user's mistake, told in one line. Stopped and RunAgain end a command whose work is saved or can
-be repeated. bert_jax/command_line.py turns each of them into an exit code.
-"""
+"""The errors that users see. bert_jax/command_line.py turns each of them into an exit code."""
 
 import contextlib
 import re
@@ -51,10 +47,8 @@ class RunAgain(Exception):
 
 
 def install_hint(extra: str, package: Path = Path(__file__).parent) -> str:
-    """The command that adds an extra to this installation of bert_jax: a clone, or a package that was installed.
-
-    No package index has bert_jax, so its name alone would find nothing, or a project of somebody else.
-    """
+    """Returns the command that adds an extra to this installation of bert_jax: a clone, or an installed package."""
+    # No package index has bert_jax, so its name alone would find nothing, or somebody else's project.
     if (package.parent / "setup.cfg").is_file():
         return f"pip install --editable '{package.parent}[{extra}]'"
     wheel = f"pip install --no-index --find-links WHEELS 'bert_jax[{extra}]'"
@@ -62,5 +56,5 @@ def install_hint(extra: str, package: Path = Path(__file__).parent) -> str:
 
 
 def one_line(message: str) -> str:
-    """A message on one line: each run of white space becomes one space."""
+    """Replaces each run of white space in a message by one space."""
     return " ".join(message.split())
