@@ -30,10 +30,10 @@ Credentials are those of the stores' own tools (AWS_PROFILE, AWS_ENDPOINT_URL, G
 
 
 def copy(input: str, output: str, *, quiet: bool = True) -> int:
-    """Copies as the command does, and returns the number of bytes of the output.
+    """Copies as the command does, and returns the output's size in bytes.
 
-    Raises UserError for an input that is not a finished output or is damaged, an output that exists, and a store that
-    cannot be read or written.
+    Raises:
+        UserError: The input is not a finished output or is damaged, the output exists, or a store does not answer.
     """
     if not is_remote(input) and not is_remote(output):
         refuse_inside(Path(os.path.abspath(output)), Path(os.path.abspath(input)))
@@ -45,7 +45,7 @@ def copy(input: str, output: str, *, quiet: bool = True) -> int:
     sizes = {name: source.size(name) for name in [*listed, output_files.SUMS]}
     with _target(output, set(sizes)) as target, Reporter("copying", sum(sizes.values()), ["MB"], quiet) as reporter:
         done = 0
-        # A manifest means that all other files exist.
+        # The manifest comes last, because it means that all other files exist.
         for names in (sorted(set(listed) - {MANIFEST}), [output_files.SUMS], [MANIFEST]):
             with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
                 for size in pool.map(lambda name: _copy_file(source, target, name, listed.get(name)), names):
@@ -56,16 +56,16 @@ def copy(input: str, output: str, *, quiet: bool = True) -> int:
 
 @contextlib.contextmanager
 def _target(output: str, names: set[str]) -> Iterator[Folder]:
-    """The folder to write to. In a store it may hold what a stopped copy of these files left, and nothing else."""
+    """Opens the folder to write to. In a store, it may hold files of a stopped copy, and no others."""
     if not is_remote(output):
         with atomic_folder(Path(os.path.abspath(output))) as folder:
             yield Folder(str(folder))
         return
     target = Folder(output)
-    there = target.names()
-    if MANIFEST in there:
+    existing = target.names()
+    if MANIFEST in existing:
         raise UserError(f"output {output} exists. Choose another --output, or remove it first")
-    if others := there - names:
+    if others := existing - names:
         raise UserError(f"{output} holds {min(others)}, which is not part of the output. Choose another --output")
     yield target
 
@@ -80,8 +80,6 @@ def _copy_file(source: Folder, target: Folder, name: str, sha256: str | None) ->
 
 @dataclass(frozen=True)
 class Options:
-    """The flags of the command."""
-
     input: str = option(help="a finished output", metavar="DIR_OR_URL")
     output: str = option(help="gs://BUCKET/NAME, s3://BUCKET/NAME or DIR", metavar="URL_OR_DIR")
 

@@ -47,8 +47,6 @@ OUTPUT = "output"
 
 @dataclass(frozen=True, kw_only=True)
 class Options(EncodeOptions, CheckpointOptions):
-    """The flags of the command."""
-
     input: Path = option(help="the texts", metavar="FILE")
     output: Path = option(help="the file or folder; must not exist yet", metavar="PATH")
     form: str = option("auto", "of the input", aliases=["input_format"], choices=STREAM_FORMS)

@@ -35,8 +35,6 @@ MESH = "devices on each mesh axis (docs/scaling.md)"
 
 @dataclass(frozen=True, kw_only=True)
 class Options(EvaluateOptions, distributed.ProcessOptions, CheckpointOptions):
-    """The flags of the command."""
-
     data: str = option(help="shards, or a file or folder of a task", metavar="DATA")
     data_axis: int = option(-1, "default -1: those that remain", name="mesh.data", metavar="N", section=MESH)
     fsdp_axis: int = option(1, "rows and parameters", name="mesh.fsdp", metavar="N", section=MESH)

@@ -1,4 +1,4 @@
-"""Compares the layers of a checkpoint by small tagging heads that are trained on their frozen vectors."""
+"""Compares a checkpoint's layers by small tagging heads, which are trained on their frozen vectors."""
 
 import json
 import re
@@ -31,25 +31,25 @@ PUBLISHED = {
     "sum_all": 95.5,
 }
 
-DESCRIPTION = f"""Trains a small tagging head on the frozen vectors of each layer of a model, and compares the layers.
+DESCRIPTION = f"""Compares a model's layers: trains a small tagging head on the frozen vectors of each.
 
   bert-jax features --checkpoint CHECKPOINT --config tagging:task=conll2003 --output layers.json
   bert-jax features --checkpoint CHECKPOINT --config tagging:task=ewt --layers last,4 --head linear
 
-A word is represented by the vector of its first piece. --layers is all, or a comma-separated list of
-{", ".join(LAYERS)}, mix, or numbers (0: the embeddings); see
-bert-jax embed --help. With mix, each head learns a weight for the embeddings and for each layer
-(Peters et al. 2018, section 3.2); the weights are printed.
+A word has the vector of its first piece. --layers is all, or a comma-separated list of
+{", ".join(LAYERS)}, mix, or numbers (0: the embeddings), as
+in bert-jax embed --help. With mix, a head learns a weight for the embeddings and every layer (Peters et al. 2018,
+section 3.2); the weights are printed.
 
-The head is a two-layer BiLSTM (Devlin et al. 2019, section 5.3, use --hidden 768) or a linear layer. Its training stops
-when the task's first metric on dev no longer improves. One head is trained for each layer and seed. The vectors are
-computed once and stored in a temporary folder (--scratch) until the command ends; their size is printed at the start.
+The head is a two-layer BiLSTM (Devlin et al. 2019, section 5.3, use --hidden 768) or a linear layer. One is trained for
+each layer and seed, until the task's first metric on dev no longer improves. The vectors are computed once and stored
+in a temporary folder (--scratch) until the command ends; their size is printed at the start.
 
 Only the task.* keys of the configuration are used; the flags below set how the heads are trained."""
 
 
 def result_table(result: dict[str, Any], metric: str) -> Table:
-    """Returns a table with one row per layer; for CoNLL-2003 it includes published figures of another model."""
+    """Returns a table with a row for each layer; for CoNLL-2003, it includes published figures of another model."""
     published = result["task"] == "conll2003" and metric == "f1"
     head = result["head"]["head"]
     title = f"{result['task']}: {head} head on frozen vectors, {metric} in %, {len(result['seeds'])} seed(s)"
@@ -77,8 +77,6 @@ def result_table(result: dict[str, Any], metric: str) -> Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(FeatureOptions, CheckpointOptions):
-    """The flags of the command."""
-
     config: str = option(help="a tagging recipe, such as tagging:task=conll2003", metavar="RECIPE")
     output: str = option("", "write the results here, too; must not exist yet", metavar="FILE.json")
 
@@ -100,7 +98,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _refuse_without_effect(override: str) -> None:
-    """Raises UserError for a key of the configuration other than the task's, which would change nothing."""
+    """Raises UserError for a configuration key outside task.*, which would change nothing."""
     match = re.match(r"--?(?:config\.)?([\w.]+)", override)
     key = loading.KEYS.get(match[1], match[1]) if match else "task."
     if not key.startswith("task."):

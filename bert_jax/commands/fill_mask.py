@@ -14,9 +14,8 @@ DESCRIPTION = """Predicts the masked words of sentences, with the probability of
 
   bert-jax fill-mask --checkpoint CHECKPOINT "Paris is the [MASK] of France." "He [MASK] a [MASK] of tea."
 
-CHECKPOINT is a workdir of bert-jax pretrain, a step in it, an export, a Hugging Face folder, or hf:NAME; it must have
-a masked language model head. Each [MASK] (or the vocabulary's own mask token, such as <mask>) stands for one token of
-the vocabulary. Several masks in a sentence are predicted independently, not jointly.
+CHECKPOINT must have a masked language model head. A [MASK] (or the vocabulary's own mask token, such as <mask>) stands
+for one token. Several masks in a sentence are predicted independently, not jointly.
 
   bert-jax fill-mask --checkpoint CHECKPOINT --generate 40 "The old man"
 

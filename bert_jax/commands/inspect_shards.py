@@ -1,4 +1,4 @@
-"""Shows what build_examples wrote: statistics, rows as text, and an HTML page; and verifies every byte."""
+"""Shows the output of build-examples: statistics, rows as text, and an HTML page; and verifies every byte."""
 
 import io
 import os
@@ -29,39 +29,38 @@ from data_prep.inspection import (
 )
 
 DESCRIPTION = """\
-Shows what bert-jax build-examples wrote: statistics; with --show rows as text; with --html a page; with --verify
+Shows the output of bert-jax build-examples: statistics, with --show rows as text, with --html a page; --verify checks
 whether it is intact.
 
   bert-jax inspect-shards data/books_128
   bert-jax inspect-shards data/books_128/eval --show 5
   bert-jax inspect-shards data/books_128 --verify --html books_128.html
 
---verify reads every byte. If something does not match, it exits with code 2 and a line that names the file and the
-reason. It checks names, sizes and hashes of all files; the rows (docs/data_format.md, guarantees 3, 4 and 7); static
-masks, which it recomputes; counts of rows, tokens and predictions, and their totals; that each document was used or has
-a reason why not; unigram counts; sequence keys; and the tokenizer.
-In the output of --show, {[MASK]: cat} is a masked position of a static mask and its label; dynamic masks are not
-stored.
+--verify reads every byte. If something does not match, it exits with code 2 and a line with the file and the reason. It
+checks names, sizes and hashes of all files, the rows (docs/data_format.md, guarantees 3, 4 and 7), static masks, which
+it recomputes, all counts, sequence keys, the tokenizer, and that unused documents have a reason.
+In the output of --show, {[MASK]: cat} is a position of a static mask and its label; dynamic masks are not stored.
 """
 
 
 def parts_of(path: Path) -> tuple[Path, tuple[Part, ...]]:
-    """The output folder and the parts that DIR, DIR/train or DIR/eval names."""
+    """Returns the output folder, and the parts, that DIR, DIR/train or DIR/eval means."""
     if path.name in PARTS and not (path / MANIFEST).exists():
         return path.parent, ("train" if path.name == "train" else "eval",)
     return path, ("train", "eval")
 
 
 def inspect(directory: Path, parts: Sequence[Part] = PARTS, verified: bool = False, quiet: bool = True) -> Inspection:
-    """The manifest, tokenizer and statistics of an output; if `verified`, after checking every byte.
+    """Returns an output's manifest, tokenizer and statistics; if `verified`, after checking every byte.
 
-    Raises UserError for a folder that is not a finished output, and for the first file that does not match.
+    Raises:
+        UserError: The folder is not a finished output, or a file does not match.
     """
-    manifest = read_manifest(directory)  # first, because bytes_to_verify lists all files of what may be any folder
+    manifest = read_manifest(directory)  # first, because bytes_to_verify lists all files, and this may be any folder
     if verified:
         with Reporter("verifying", bytes_to_verify(directory), ["MB"], quiet) as reporter:
-            found = verify(directory, lambda size: reporter.advance(size, size / 1e6))
-        return found._replace(statistics={part: found.statistics[part] for part in parts})
+            whole = verify(directory, lambda size: reporter.advance(size, size / 1e6))
+        return whole._replace(statistics={part: whole.statistics[part] for part in parts})
     check_sizes(directory, manifest["shards"])
     tokenizer = open_tokenizer(directory, manifest)
     rows = sum(manifest["parts"][part]["rows"] for part in parts)
@@ -74,19 +73,17 @@ def inspect(directory: Path, parts: Sequence[Part] = PARTS, verified: bool = Fal
 
 
 def check_page(target: Path, directory: Path) -> None:
-    """Raises UserError for a page in no folder, or inside of a finished output, which must not change."""
+    """Raises UserError for a page in no folder, or inside a finished output, which must not change."""
     if not target.parent.is_dir():
         raise UserError(f"--html {target}: no folder {target.parent}. Create it, or choose another file")
     place, inspected = Path(os.path.realpath(target)), Path(os.path.realpath(directory))
     for folder in (place, *place.parents):
         if (folder / MANIFEST).exists() and (folder == inspected or (folder / output_files.SUMS).exists()):
-            raise UserError(f"--html {target} is inside of {folder}, which must not change; name a file outside of it")
+            raise UserError(f"--html {target} is inside {folder}, which must not change; name a file outside it")
 
 
 @dataclass(frozen=True)
 class Options(Checked):
-    """The flags of the command."""
-
     directory: str = option(
         help="the output of build-examples, or its train or eval folder", metavar="DIR", positional="1"
     )
@@ -105,15 +102,15 @@ def main(arguments: Sequence[str]) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     console = open_console()
     if options.verify or options.html or not options.show:
-        found = inspect(directory, parts, options.verify, quiet=False)
+        inspection = inspect(directory, parts, options.verify, quiet=False)
         if options.verify or not options.html:
-            print_document(document(directory, found, options.verify), console)
+            print_document(document(directory, inspection, options.verify), console)
         if options.verify:
-            shards, rows = len(found.manifest["shards"]), found.manifest["counts"]["rows"]
+            shards, rows = len(inspection.manifest["shards"]), inspection.manifest["counts"]["rows"]
             console.print(f"{directory}: {shards} shards and {rows} rows match the manifest", soft_wrap=True)
         if options.html:
-            html = page.render(document(directory, found, options.verify, page_rows(directory, found)))
-            write_atomic(options.html.absolute(), html.encode(errors="backslashreplace"))
+            shown = document(directory, inspection, options.verify, page_rows(directory, inspection))
+            write_atomic(options.html.absolute(), page.render(shown).encode(errors="backslashreplace"))
             console.print(str(options.html), soft_wrap=True, highlight=False)
     if options.show:
         dataset = open_dataset(directory, parts[0], output_files.reader)

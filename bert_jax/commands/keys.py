@@ -13,22 +13,19 @@ from bert_jax.errors import UserError
 
 DESCRIPTION = """Lists the keys that --config.KEY=VALUE sets, with type, default and meaning.
 
-  bert-jax keys                     all of them
-  bert-jax keys learning_rate       those whose name or meaning has this text (a regular expression)
+  bert-jax keys                     all keys
+  bert-jax keys learning_rate       keys whose name or meaning matches this regular expression
   bert-jax keys '^task\\.crf'
 
-Keys of one command alone are marked [pretrain] or [finetune]. A recipe may have other defaults. In model.*, None keeps
-the value of model.preset.
+Keys that only one command has are marked [pretrain] or [finetune]. A recipe may have other defaults. In model.*, None
+keeps the value of model.preset.
 """
 
 CONFIGS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
 
 
 def matches(pattern: str) -> list[tuple[Key, str]]:
-    """Returns the keys whose name or meaning matches, by name, and the only command that has them (empty: both).
-
-    Raises UserError for a pattern that is not a regular expression.
-    """
+    """Returns the keys whose name or meaning matches, by name, and the only command that has them (empty: both)."""
     try:
         expression = re.compile(pattern, re.IGNORECASE)
     except re.error as error:
@@ -49,8 +46,6 @@ def matches(pattern: str) -> list[tuple[Key, str]]:
 
 @dataclass(frozen=True)
 class Options:
-    """The flags of the command."""
-
     pattern: str = option("", "a regular expression", metavar="PATTERN", positional="?")
 
 

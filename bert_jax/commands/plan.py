@@ -10,27 +10,25 @@ from bert_jax.config import PretrainConfig
 from bert_jax.config.options import at_least, check, option, parse_known
 from bert_jax.errors import UserError
 
-DESCRIPTION = """Compiles a recipe's training step for TPUs or GPUs, none of which is needed, and reports whether it
-fits the memory, how long a step and the whole run take, and what the input must deliver (docs/plan.md).
+DESCRIPTION = """Compiles a recipe's training step for TPUs or GPUs, and needs none. It reports whether the step fits
+the memory, how long a step and the whole run take, and how fast the input must be (docs/plan.md).
 
   bert-jax plan --config bert_base --topology v5litepod-16 --seq_len 128 --config.batch_size=4096
   bert-jax plan --config bert_base --topology h100:8 --seq_len 128 --config.batch_size=2048
 
-TPUs are named as clouds name them (v5litepod-16, v6e-256; v4-64 and v5p-64 count two TensorCores for each chip), or by
-their shape in chips: v5e:4x4, v4:2x2x4, tpu7x:2x2x2. They need libtpu, which is in the extra tpu (docs/install.md).
-GPUs are KIND, KIND:N, or KIND:NxHOSTS for N in each of several hosts: a100:8, h100, h100:8x4, h200:8, b200:8. They need
-jax's CUDA plugin, which is in the extras gpu12 and, for CUDA 13, gpu.
+TPUs have the names of clouds (v5litepod-16, v6e-256; v4-64 and v5p-64 count two TensorCores per chip), or their shape
+in chips: v5e:4x4, v4:2x2x4, tpu7x:2x2x2. They need libtpu, from the extra tpu (docs/install.md). GPUs are KIND, KIND:N,
+or KIND:NxHOSTS for N in each of several hosts: a100:8, h100, h100:8x4, h200:8, b200:8. They need jax's CUDA plugin,
+from the extras gpu12 or, for CUDA 13, gpu.
 
-Memory is the compiler's own count. Time on TPUs is the sum of the cycles that the compiler estimates for each
-instruction; on GPUs it is a roofline of total FLOPs and memory traffic. The rows are those of --config.data.train or
-data.mixture, or of --seq_len. Compiling takes one to several minutes; --config.model.layer_loop=scan compiles fastest.
+Memory is the compiler's own count. Time on TPUs is the sum of the compiler's cycle estimates for all instructions; on
+GPUs it is a roofline of total FLOPs and memory traffic. Rows are as in --config.data.train or data.mixture, or as
+--seq_len says. Compiling takes one to several minutes; --config.model.layer_loop=scan compiles fastest.
 """
 
 
 @dataclass(frozen=True)
 class Options:
-    """The flags of the command."""
-
     config: str = option(help="a pretraining recipe; --config.KEY=VALUE sets a key", metavar="RECIPE")
     topology: str = option(help="TPUs, such as v5litepod-16 or v5e:4x4, or GPUs, such as h100:8", metavar="NAME")
     slices: int = option(1, "number of TPU slices", metavar="N", valid=at_least(1))
@@ -64,8 +62,8 @@ class Options:
 def main(arguments: Sequence[str]) -> None:
     options, overrides = parse_known("bert-jax plan", DESCRIPTION, Options, arguments)
     config = config_lib.from_flags(PretrainConfig, options.config, overrides)
-    # Neither the description of the devices nor the traced functions may use those of this machine. The imports below
-    # load jax, so they follow the setting.
+    # Neither the description of devices nor traced functions may use this machine's devices. The imports below load
+    # jax, so they follow the setting.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from bert_jax.planning.compile import RowSpec, with_architecture
     from bert_jax.planning.estimate import document, estimate

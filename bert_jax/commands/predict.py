@@ -62,8 +62,6 @@ has none, or --null_threshold is given), null_odds.json.
 
 @dataclass(frozen=True, kw_only=True)
 class Options(PredictOptions, CheckpointOptions):
-    """The flags of the command."""
-
     input: str = option(help="the texts (see above); - for standard input", metavar="FILE")
     output: str = option("", "the file to write; default: standard output", metavar="FILE")
     format: str = option("lines", "lines, or a leaderboard's, for which --output is a folder", choices=FORMATS)
@@ -100,14 +98,15 @@ def main(arguments: Sequence[str]) -> None:
         else:
             windows = predictor.file(Path(options.input), quiet=not options.output)
         for window in windows:
-            output.write("".join(map(_line, window)).encode())
+            lines = [json.dumps(_rounded(prediction), ensure_ascii=False) + "\n" for prediction in window]
+            output.write("".join(lines).encode())
             output.flush()  # a reader of a pipe gets each window as soon as it is predicted
     for remark in predictor.remarks():
         print(remark, file=sys.stderr)
 
 
 def _submit(predictor: InputPredictor, model: FineTuned, path: Path, output: str, benchmark: str) -> list[Path]:
-    """Predicts the benchmark's own file of a split and writes the leaderboard's submission files."""
+    """Predicts a benchmark's own file and writes the leaderboard's submission files."""
     task = model.task
     if benchmark == SQUAD:
         if not isinstance(task, QuestionTask):
@@ -117,8 +116,8 @@ def _submit(predictor: InputPredictor, model: FineTuned, path: Path, output: str
         if (questions := predictor.task_split(path)) is not None:
             model.task = task.for_questions_of(questions)
         windows = predictor.file(path, quiet=False, split=questions)
-        found = [one for window in windows for one in window if "answer" in one]
-        return leaderboards.write_squad(found, output)
+        answers = [prediction for window in windows for prediction in window if "answer" in prediction]
+        return leaderboards.write_squad(answers, output)
     split = TASKS[task.name].split_of(path) if task.name in TASKS else ""
     if not leaderboards.FILES.get((task.name, split), "").endswith(BENCHMARKS[benchmark]):
         raise UserError(
@@ -129,17 +128,13 @@ def _submit(predictor: InputPredictor, model: FineTuned, path: Path, output: str
     return [leaderboards.write_submission(task, split, predictions, output)]
 
 
-def _line(prediction: dict[str, Any]) -> str:
-    return json.dumps(_rounded(prediction), ensure_ascii=False) + "\n"
-
-
 def _rounded(value: Any) -> Any:
-    """Rounds the floats in a JSON value to the digits that a float32 holds; null stands for what JSON cannot write."""
+    """Rounds the floats in a JSON value to the digits of a float32; one that JSON cannot write becomes null."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {name: _rounded(one) for name, one in value.items()}
-    return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: _rounded(field) for name, field in value.items()}
+    return [_rounded(element) for element in value] if isinstance(value, list | tuple) else value
 
 
 @contextlib.contextmanager
@@ -152,4 +147,5 @@ def _output(path: str) -> Iterator[IO[bytes]]:
     try:
         yield sys.stdout.buffer
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
+        # Python flushes standard output again at its end, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -395,8 +395,6 @@ def _verbose(plan: Plan) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Checked):
-    """The flags of the command."""
-
     output: str = option(help="the folder for all results", metavar="DIR")
     minutes: float = option(
         Plan.minutes, "minutes of pretraining", metavar="M", aliases=["budget_minutes"], valid=POSITIVE

@@ -8,28 +8,25 @@ from bert_jax.errors import UserError
 from bert_jax.reporting.report import EXAMPLES, compare, report
 from bert_jax.train.compilation import enable_compilation_cache
 
-DESCRIPTION = """Writes a report of a run as one HTML file, WORKDIR/report.html, which needs no network and no other
-file.
+DESCRIPTION = """Writes a report of a run as one HTML file, WORKDIR/report.html, which needs no network.
 
   bert-jax report runs/tiny
 
 It shows the results, curves (losses, accuracies, learning rate, throughput, waiting and padding) and the whole
-configuration. For pretraining it has a table of masked held-out sentences with the labels and the five most likely
-tokens. For fine-tuning it has the metrics and curves by seed, and evaluates the model on its dev file again: confusion
-of classes or tags, calibration, entities found and missed, and the examples with the highest loss. For a run that is
-not finished, or was killed, it shows what there is so far.
+configuration. For pretraining, it has a table of masked held-out sentences with the labels and the five most likely
+tokens. For fine-tuning, it has metrics and curves by seed, and evaluates the model on its dev file again: confusion of
+classes or tags, calibration, entities found and missed, and the examples with the highest loss. An unfinished run has a
+report of its steps so far.
 
   bert-jax report runs/a runs/b --output compared.html
 
-Several runs of one kind are compared on one page: results side by side, their curves in the same charts, and the keys
-of the configuration that differ.
+Several runs of one kind are compared on one page: results side by side, curves in the same charts, and the
+configuration keys that differ.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The flags of the command."""
-
     workdir: tuple[str, ...] = option(help="folders of runs", metavar="WORKDIR", positional="+")
     examples: int | None = option(
         None,

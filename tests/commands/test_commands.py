@@ -153,7 +153,7 @@ def test_recipes_are_listed_shown_and_copied(capsys, monkeypatch, tmp_path):
         (["nonesuch_at_all"], "no such recipe"),
         (["xlmr", "--copy", "taken.py"], "exists"),
         (["--copy", "new.py"], "--copy needs the recipe"),
-        (["taken.py"], "a file of yours"),
+        (["taken.py"], "is your own file"),
     ],
 )
 def test_recipes_refuses_mistakes(arguments, message, monkeypatch, tmp_path):
