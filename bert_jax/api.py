@@ -195,6 +195,7 @@ class Model:
         Raises:
             UserError: As `bert_jax.tasks.evaluation.evaluate` does, and `finetune` for data in memory.
         """
+        # The columns decide how data in memory is written to a file; evaluate reads the other options.
         columns = from_keywords(EvaluateOptions, options).columns
         with tempfile.TemporaryDirectory(prefix=IN_MEMORY) as temporary:
             file = measured_file(data, Path(temporary) / "data.jsonl", self.loaded, columns)
@@ -289,6 +290,7 @@ def finetune(
             keys["init_from"] = checkpoint_path(model.loaded, scratch / "start")
         else:
             keys["init_from"] = str(model_address(model))
+        # The task's configuration says which columns are read, so it comes before the files are written.
         config = config_lib.from_values(FinetuneConfig, "own", keys, overrides or {})
         # Next to the run, because a workdir must hold nothing else.
         kept = Path(f"{folder}-data")
@@ -345,6 +347,7 @@ def train_tokenizer(*, quiet: bool | None = None, **options: Any) -> Tokenizer:
         options: The flags of `bert-jax train-tokenizer --help`: input, output, kind, vocab_size, ...
             data_prep.vocabulary.TokenizerOptions has types and defaults.
     """
+    # Imported here, because a program that only uses models needs no data preparation.
     from data_prep.vocabulary import TokenizerOptions, train
 
     return train(from_keywords(TokenizerOptions, _texts(options)), quiet=not is_watched() if quiet is None else quiet)

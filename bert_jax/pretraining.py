@@ -180,6 +180,7 @@ def evaluate_held_out(
 
     With its first four arguments bound, it is the run's evaluator. Batches have about wanted_rows rows.
     """
+    # A process loads its own rows of each batch only, as in training.
     size, step = sharding.whole_rows(wanted_rows, mesh), max(steps_done - 1, 0)
     rows = sharding.local_rows(size, mesh)
     sources = {

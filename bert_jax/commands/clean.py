@@ -109,6 +109,8 @@ def clean(options: CleanOptions, *, quiet: bool = True) -> dict[str, Any]:
     arguments |= {"text_field": options.text_field, "input_format": options.input_format}
     arguments |= {"version": VERSION, "signatures": list(others.values())}
     with resumable_folder(output, arguments) as directory:
+        # Workers clean units in any order. One process then removes duplicates in the order of the text, so that the
+        # same text gives the same documents with any number of workers.
         records = _run(steps, corpus, directory, options.workers, quiet)
         merging = Merging(steps)
         for folder in others:

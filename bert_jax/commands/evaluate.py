@@ -45,6 +45,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parse("bert-jax evaluate", DESCRIPTION, Options, arguments)
     enable_compilation_cache()
     mesh = MeshConfig(options.data_axis, options.fsdp_axis, options.tensor_axis)
+    # Nothing is saved, so SIGTERM ends the processes as usual.
     with distributed.processes(options, saves=False):
         write_on_every_host()
         measuring = values(options, EvaluateOptions)

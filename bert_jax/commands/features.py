@@ -84,6 +84,7 @@ class Options(FeatureOptions, CheckpointOptions):
 def main(arguments: Sequence[str]) -> None:
     options, overrides = parse_known("bert-jax features", DESCRIPTION, Options, arguments)
     enable_compilation_cache()
+    # Mistakes are reported before the model is opened and its vectors are computed, which takes minutes.
     for override in overrides:
         _refuse_without_effect(override)
     if options.output:
@@ -92,6 +93,7 @@ def main(arguments: Sequence[str]) -> None:
     result = features(options.checkpoint, config, options, average=options.average, quiet=False)
     if options.output:
         write_json(Path(options.output), result)
+    # The first metric of the task is the one by which training stops; the table shows it for every layer.
     metric = next(iter(next(iter(result["layers"].values()))["dev"]))
     Console(stderr=True).print(result_table(result, metric))
     print(json.dumps(result))
@@ -99,6 +101,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _refuse_without_effect(override: str) -> None:
     """Raises UserError for a configuration key outside task.*, which would change nothing."""
+    # An argument may be a key (--config.task.text), or a short flag of the other commands (--text) that sets one.
     match = re.match(r"--?(?:config\.)?([\w.]+)", override)
     key = loading.KEYS.get(match[1], match[1]) if match else "task."
     if not key.startswith("task."):

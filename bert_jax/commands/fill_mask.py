@@ -73,6 +73,7 @@ def _render(filled: Filled) -> str:
     for number, predictions in enumerate(filled.masks, start=1):
         if len(filled.masks) > 1:
             lines.append(f"  mask {number} of {len(filled.masks)}")
+        # Probabilities stand in one column, whatever the lengths of the tokens.
         width = max(len(prediction.token) for prediction in predictions)
         lines += [f"  {prediction.token:<{width}}  {100 * prediction.probability:6.2f}%" for prediction in predictions]
     return "\n".join(lines)

@@ -37,6 +37,7 @@ def matches(pattern: str) -> list[tuple[Key, str]]:
         for key in own:
             if not (expression.search(key.name) or expression.search(key.meaning)):
                 continue
+            # Keys are equal if type, default and meaning are, too; otherwise each command's own is listed.
             if key not in others:
                 listed.append((key, command))
             elif command == next(iter(CONFIGS)):  # a key of both is listed once

@@ -34,6 +34,7 @@ def folders(pattern: str) -> list[Path]:
     """Returns the outputs that match comma-separated patterns. Raises UserError for a pattern without one."""
     listed: list[Path] = []
     for part in filter(None, map(str.strip, pattern.split(","))):
+        # A pattern such as parts/* may also match folders of jobs that have not ended.
         matches = [Path(match.path) for match in find_files(part) if (Path(match.path) / MANIFEST).exists()]
         if not matches:
             raise UserError(f"--input {part!r} matches no output of build_examples, which has a {MANIFEST}")

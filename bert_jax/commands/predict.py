@@ -82,6 +82,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parse("bert-jax predict", DESCRIPTION, Options, arguments)
     enable_compilation_cache()
     columns = Columns(options.text, options.text_pair)
+    # The benchmark's own files have the layout of training files, whatever their names say.
     if options.format in BENCHMARKS:
         options = replace(options, form="task")
     into_folder = options.format != "lines"
@@ -113,6 +114,7 @@ def _submit(predictor: InputPredictor, model: FineTuned, path: Path, output: str
             raise UserError(
                 f"--format squad is for tasks of kind question, but the checkpoint's is {task.kind}. Omit it"
             )
+        # Whether questions may have no answer is known from the file, before the first of them is predicted.
         if (questions := predictor.task_split(path)) is not None:
             model.task = task.for_questions_of(questions)
         windows = predictor.file(path, quiet=False, split=questions)

@@ -55,6 +55,7 @@ class TrainOptions(distributed.ProcessOptions):
 
 def main(arguments: Sequence[str]) -> None:
     options, config = read_arguments("pretrain", DESCRIPTION, PretrainConfig, arguments)
+    # The processes of a run connect before it touches a device.
     with distributed.processes(options):
         write_on_every_host()
         result = pretrain(config, options.workdir, verbose=options.verbose)
@@ -68,4 +69,5 @@ def read_arguments(
     """Returns the flags of a training command, and the configuration that they give."""
     options, overrides = parse_known(f"bert-jax {command}", description, TrainOptions, arguments)
     enable_compilation_cache()
+    # Arguments that are no flags are keys of the configuration, such as --config.steps=10.
     return options, config_lib.from_flags(config_class, options.config, overrides)

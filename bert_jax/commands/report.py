@@ -49,7 +49,7 @@ class Options:
 
 def main(arguments: Sequence[str]) -> None:
     options = parse("bert-jax report", DESCRIPTION, Options, arguments)
-    enable_compilation_cache()
+    enable_compilation_cache()  # the report of a fine-tuned run runs the model again
     if options.output:
         print(compare(options.workdir, options.output))
     else:

@@ -78,6 +78,7 @@ def trim(checkpoint: str | Path, text: str, output: str | Path, average: str = "
             with Reporter("reading text", corpus.total_bytes, ("MB",), quiet) as progress:
                 whole = tokenizer.spec.keeps_newlines
                 texts = (text for document in corpus.documents() for text in document_texts(document, prompts, whole))
+                # In blocks, because encoding many texts at once uses all cores, and a corpus may not fit in memory.
                 while block := list(itertools.islice(texts, TEXTS_AT_ONCE)):
                     usage.add(block)
                     progress.update(corpus.bytes_read, corpus.bytes_read / 1e6)
