@@ -30,17 +30,17 @@ DESCRIPTION = f"""Computes the vectors of texts and writes them to a NumPy file,
           cls    the vector of [CLS], without the pooler; not for causal models or vocabularies without [CLS]
           mean   the mean over all tokens of the text, as in sentence-transformers; max: the maximum
           last   the vector of the last token, which is [SEP] if the vocabulary adds it
-          words  the mean over the pieces of each word, as white space separates them. A word without pieces (it was
-                 truncated, or holds only control characters) has a row of NaN, so that rows and words stay aligned.
+          words  the mean over the pieces of each word, as white space separates them. A word without pieces (cut
+                 off, or only control characters) has a row of NaN, so that rows and words stay aligned.
 
 Without --pool, a sentence-transformers folder, or a model that was fine-tuned for vectors (the recipe embedding), is
 used as its files say: pooling, normalization, truncate_dim, default prompt and maximum length. With --pool, vectors are
 not normalized or cut and have no prompt unless a flag asks for it. Cut vectors keep their values or, with --normalize,
 have length 1. The longer text of a pair is truncated first. The number of truncated texts is printed.
-
 --format npz: `embeddings` [rows, width] in the order of the input; with --pool none or words `offsets` i64[texts+1]
 (text i has the rows offsets[i]:offsets[i+1]); with none `input_ids` i32[rows]. All vectors are in memory. npy, parquet:
-a folder of shards, with _manifest.json, for pools of one vector per text. The same command resumes an interrupted one.
+a folder of shards, with _manifest.json, for one vector per text (Parquet: columns row and embedding). The same command
+resumes it.
 """
 OUTPUT = "output"
 

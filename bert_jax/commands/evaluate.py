@@ -20,8 +20,8 @@ DESCRIPTION = """Evaluates a checkpoint and prints the metrics as one JSON line.
 Shards are the output of bert-jax build-examples: its eval/ is evaluated, or DIR/train. Masks of held-out rows never
 change, so checkpoints are comparable. If a model does not fit on a device, --mesh.fsdp or --mesh.tensor shards it.
 A causal model also has a perplexity and a word_perplexity, a bidirectional language model both for each direction
-(forward_lm_perplexity, ...), and a model trained by masked diffusion their bounds (mdm_perplexity, ...). A word is a
-token with the tokens that continue it. Special tokens are predicted and count as words in the first two cases.
+(forward_lm_perplexity, ...), and masked diffusion their bounds (mdm_perplexity, ...). A word is a token with the tokens
+that continue it. The first two also predict special tokens, which count as words; elsewhere these are given.
 --pseudo_perplexity adds pseudo_loss, pseudo_perplexity and pseudo_word_perplexity of a masked language model (Salazar
 et al. 2020), which runs once for each token: limit the rows with --max_rows.
 Retrieval reads a folder in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv, or --data DIR/qrels/dev.tsv)
