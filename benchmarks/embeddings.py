@@ -44,7 +44,7 @@ from bert_jax.errors import UserError
 from bert_jax.host import keep_freed_memory
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.tasks import finetuning, registry, trials
-from bert_jax.tasks.embedder import Embedder, settings_of
+from bert_jax.tasks.embedder import Embedder, EncodeOptions, settings_of
 from bert_jax.tasks.metrics import REGRESSION_METRICS
 from bert_jax.train.compilation import enable_compilation_cache
 from bert_jax.train.run import runtime_of
@@ -79,7 +79,7 @@ def pairs_of(config: FinetuneConfig) -> dict[str, list[tuple[str, str, float]]]:
 def embed_turn(config: FinetuneConfig) -> Turn:
     """A step embeds the next chunk of the texts of dev."""
     loaded = open_checkpoint(config.init_from)
-    settings = settings_of(loaded, max_length=config.task.max_length)
+    settings = settings_of(loaded, EncodeOptions(max_length=config.task.max_length))
     model = Embedder(loaded, settings, batch_size=config.batch_size)
     rows = pairs_of(config)["dev"]
     texts = [(text,) for text, *_ in rows] + [(text,) for _, text, _ in rows]

@@ -7,22 +7,23 @@
     model.predict(["A good book."])
 
 `bert_jax/__init__.py` imports this module when one of its names is used, so `import bert_jax` does not wait for jax.
-Read `Model` first, then the functions below it. tasks/in_memory.py writes the data and models that they take to
-the files that a run reads.
+Read `Model` first, then the functions below it. tasks/in_memory.py writes data and models in memory to files that a run
+can read.
 """
 
 import dataclasses
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Any, overload
 
 import ml_collections
 import numpy as np
 from jaxtyping import Float32
 
 from bert_jax import config as config_lib
-from bert_jax.config import FinetuneConfig, ModelConfig, PretrainConfig
+from bert_jax.config import FinetuneConfig, MeshConfig, ModelConfig, PretrainConfig
+from bert_jax.config.options import from_keywords
 from bert_jax.errors import UserError, naming_arguments
 from bert_jax.interop import export
 from bert_jax.interop.loaded_model import LoadedModel
@@ -35,24 +36,25 @@ from bert_jax.progress import is_watched
 from bert_jax.storage.files import IN_MEMORY, as_typed
 from bert_jax.storage.location import PREFIX, absolute, location, model_address
 from bert_jax.tasks import evaluation, fill_mask, prediction
-from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, checked_texts, report_truncated, settings_of
+from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, EncodeOptions, checked_texts, report_truncated, settings_of
 from bert_jax.tasks.evaluation import EvaluateOptions
 from bert_jax.tasks.fill_mask import Filled
 from bert_jax.tasks.finetuning import finetune as run_finetuning
 from bert_jax.tasks.in_memory import Table, checkpoint_path, data_file, measured_file, refuse_store
 from bert_jax.tasks.inference import tokenizer_of
-from bert_jax.tasks.prediction import Prediction, PredictOptions
-from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.prediction import Prediction
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.compilation import enable_compilation_cache
 from bert_jax.train.hooks import Hook
 
 
 class Model:
-    """A model and its tokenizer, with parameters that are copied to the devices once. `load` opens one.
+    """A model with its tokenizer; `load` opens one.
 
-    loaded   the parameters in host memory, by path, and all that the checkpoint says of them
-    result   of a model that `finetune` returns: the content of result.json
+    Attributes:
+        loaded: The parameters in host memory, by path, and everything else in the checkpoint. They are copied to the
+            devices once.
+        result: The content of result.json, if `finetune` returned this model.
     """
 
     def __init__(self, loaded: LoadedModel, result: Mapping[str, Any] | None = None) -> None:
@@ -65,83 +67,74 @@ class Model:
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters, float32 arrays of NumPy in a dictionary nested by module."""
+        """The parameters: float32 NumPy arrays in a dictionary nested by module."""
         return layers.unflatten(dict(self.loaded.params))
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the checkpoint."""
+        """The checkpoint's tokenizer."""
         return tokenizer_of(self.loaded)
 
     def module(self, params: Mapping[str, Any] | None = None, runtime: Runtime | None = None) -> Bert:
-        """The Flax module with these parameters (by default its own), for code of yours under jit and grad.
+        """Returns the Flax module, for your own code under jit and grad.
 
         `module.encode(batch)` returns hidden states, and `module.head(NAME)` a head (model/bert.py).
+
+        Args:
+            params: Parameters nested as in `params`; by default, the model's own.
         """
         return bind(self.config, self.loaded.heads, dict(params or self.params), runtime or Runtime())
 
     def with_params(self, params: Mapping[str, Any]) -> "Model":
-        """Returns this model with other parameters, nested as in `params`: those that a loop of yours has trained.
+        """Returns this model with other parameters, e.g. trained by your own loop.
 
-        Raises UserError for other modules, or shapes.
+        Raises:
+            UserError: `params` has other modules or shapes than `self.params`.
         """
         flat = {path: np.asarray(value, np.float32) for path, value in layers.flatten(params).items()}
         before = self.loaded.params
         if other := sorted(before.keys() ^ flat.keys()):
-            what = "lacks" if other[0] in before else "has"
-            raise UserError(f"params {what} {other[0]}, unlike this model. Give what model.params has")
+            verb = "lacks" if other[0] in before else "has"
+            raise UserError(f"params {verb} {other[0]}, unlike this model. Give what model.params has")
         for path, value in flat.items():
             if value.shape != before[path].shape:
                 raise UserError(f"params: {path} has shape {value.shape}, but in this model {before[path].shape}")
-        # What is known of the file that the model came from is not known of these.
-        unknown = dataclasses.replace(
-            self.loaded, step=0, dtype="float32", origin="", average="", training={}, metrics={}
-        )
-        return Model(dataclasses.replace(unknown, params=flat))
+        # Facts about the file that the model came from are not true of these parameters.
+        unknown: dict[str, Any] = {"step": 0, "dtype": "float32", "origin": "", "average": ""}
+        unknown |= {"training": {}, "metrics": {}}
+        return Model(dataclasses.replace(self.loaded, params=flat, **unknown))
 
     @naming_arguments()
-    def encode(
-        self,
-        texts: str | Iterable[Any],
-        *,
-        layers: str | int = "last",
-        pool: str = "",
-        normalize: bool | None = None,
-        prompt: str | None = None,
-        prompt_name: str = "",
-        max_length: int = 0,
-        truncate_dim: int = 0,
-        batch_size: int = 32,
-        compute_dtype: str = "float32",
-    ) -> Float32[np.ndarray, "..."]:
+    def encode(self, texts: str | Iterable[Any], **options: Any) -> Float32[np.ndarray, "..."]:
         """Returns a vector [W] of a text, or the vectors [N, W] of several; a tuple is a pair of texts.
 
-        The settings are those of `bert-jax embed --help`; by default those of a sentence-transformers folder, otherwise
-        the mean of the last layer. The number of truncated texts is printed. Raises UserError as
-        `bert_jax.tasks.embedder.embed` does, and for a pool of more than one vector of each text.
+        By default, the settings are those of a sentence-transformers folder, otherwise the mean of the last layer. The
+        number of truncated texts is printed.
+
+            model.encode(["A good book.", "A bad one."], pool="cls", normalize=True)
+
+        Args:
+            options: layers, pool, normalize, prompt, prompt_name, max_length, truncate_dim, batch_size and
+                compute_dtype, as flags of `bert-jax embed --help`. tasks.embedder.EncodeOptions has types and defaults.
+
+        Raises:
+            UserError: As `bert_jax.tasks.embedder.embed` does, and if `pool` gives several vectors for a text.
         """
-        settings = settings_of(
-            self.loaded,
-            layers=layers,
-            pool=pool,
-            normalize=normalize,
-            prompt=prompt,
-            prompt_name=prompt_name,
-            max_length=max_length,
-            truncate_dim=truncate_dim,
-        )
+        given = from_keywords(EncodeOptions, options)
+        settings = settings_of(self.loaded, given)
         if settings.pool not in TEXT_POOLS:
             raise UserError(
                 f"pool is {settings.pool!r}, but encode returns one vector of each text. Use {', '.join(TEXT_POOLS)}, "
                 f"or from bert_jax.tasks.embedder import embed; embed(model.loaded, texts, pool={settings.pool!r})"
             )
         several = [texts] if isinstance(texts, str) else checked_texts(texts)
-        embedder = Embedder(self.loaded, settings, batch_size=batch_size, compute_dtype=compute_dtype)
+        embedder = Embedder(self.loaded, settings, batch_size=given.batch_size, compute_dtype=given.compute_dtype)
         vectors = embedder.arrays(several)["embeddings"]
         report_truncated(embedder, len(several))
         return vectors[0] if isinstance(texts, str) else vectors
 
-    @overload  # a str is an Iterable[str], too; the first one that fits counts
+    # A str is an Iterable[str], too; the first overload that fits counts.
+    @overload
     def fill_mask(self, sentences: str, *, top: int = 5) -> Filled: ...  # type: ignore[overload-overlap]
 
     @overload
@@ -149,66 +142,75 @@ class Model:
 
     @naming_arguments()
     def fill_mask(self, sentences: str | Iterable[str], *, top: int = 5) -> Filled | list[Filled]:
-        """Returns the `top` most probable tokens at each [MASK]: fill_mask.Filled of a sentence, or a list of them.
+        """Returns the `top` most probable tokens at each [MASK] of a sentence, or of several.
 
-        Raises UserError as `bert_jax.tasks.fill_mask.fill_mask` does.
+        Raises:
+            UserError: As `bert_jax.tasks.fill_mask.fill_mask` does.
         """
         several = [sentences] if isinstance(sentences, str) else sentences
         filled = fill_mask.fill_mask(self.loaded, several, top)
         return filled[0] if isinstance(sentences, str) else filled
 
     @overload
-    def predict(self, inputs: str, **options: Unpack[PredictOptions]) -> Prediction: ...
+    def predict(self, inputs: str, *, columns: Mapping[str, str] | None = None, **options: Any) -> Prediction: ...
 
     @overload
-    def predict(self, inputs: Iterable[Any] | Path, **options: Unpack[PredictOptions]) -> list[Prediction]: ...
+    def predict(
+        self, inputs: Iterable[Any] | Path, *, columns: Mapping[str, str] | None = None, **options: Any
+    ) -> list[Prediction]: ...
 
     @naming_arguments()
     def predict(
-        self, inputs: str | Iterable[Any] | Path, **options: Unpack[PredictOptions]
+        self, inputs: str | Iterable[Any] | Path, *, columns: Mapping[str, str] | None = None, **options: Any
     ) -> Prediction | list[Prediction]:
-        """Returns the prediction of a text, or those of several texts or objects, or of a file, in order.
+        """Returns the prediction for a text, or those for several texts or objects, or for a file, in order.
 
-        A prediction is a dictionary; `bert-jax predict --help` lists its fields by kind of task. The options (form,
-        words, all_scores, on_error, batch_size, max_length, compute_dtype, columns, null_threshold) are those
-        of `bert_jax.tasks.prediction.predict`, which says what is refused.
+        A prediction is a dictionary; `bert-jax predict --help` lists its fields by kind of task.
+
+        Args:
+            columns: Names the columns of text and text_pair in objects or a file, if they are not those of training.
+            options: form, words, all_scores, on_error, batch_size, max_length, compute_dtype and null_threshold, as
+                flags of `bert-jax predict --help`. tasks.prediction.PredictOptions has types and defaults.
+
+        Raises:
+            UserError: As `bert_jax.tasks.prediction.predict` does.
         """
         several = [inputs] if isinstance(inputs, str) else inputs
-        predictions = prediction.predict(self.loaded, several, **options)
+        predictions = prediction.predict(self.loaded, several, columns=columns, **options)
         return predictions[0] if isinstance(inputs, str) else predictions
 
     @naming_arguments()
-    def evaluate(
-        self,
-        data: Table,
-        *,
-        text: str = "",
-        text_pair: str = "",
-        label: str = "",
-        **options: Unpack[EvaluateOptions],
-    ) -> dict[str, Any]:
+    def evaluate(self, data: Table, *, mesh: MeshConfig | None = None, **options: Any) -> dict[str, Any]:
         """Returns the metrics of a fine-tuned model on labelled data, of a pretrained one on shards, or of retrieval.
 
-        data         what `finetune` takes as dev, shards, or a folder in BEIR's layout (`bert-jax evaluate --help`)
-        text, text_pair, label   the names of its columns, if they are not those of fine-tuning
+            model.evaluate(rows, text="review", label="stars", metrics=["macro_f1"])
 
-        The options (batch_size, compute_dtype, max_rows, metrics, positive, label_map, max_length, truncate_dim,
-        null_threshold, skip_self, mesh, pseudo_perplexity) are those of `bert_jax.tasks.evaluation.evaluate`, which
-        says what is refused; so are data in memory as by `finetune`.
+        Args:
+            data: What `finetune` takes as dev, shards, or a folder in BEIR's layout (`bert-jax evaluate --help`).
+            mesh: The number of devices on each mesh axis; by default, rows are sharded over all devices.
+            options: batch_size, compute_dtype, max_rows, pseudo_perplexity, max_length, truncate_dim, skip_self,
+                metrics, positive, null_threshold, label_map, text, text_pair and label, as flags of `bert-jax evaluate
+                --help`. tasks.evaluation.EvaluateOptions has types and defaults.
+
+        Raises:
+            UserError: As `bert_jax.tasks.evaluation.evaluate` does, and `finetune` for data in memory.
         """
-        columns = Columns(text, text_pair, label)
+        # The columns decide how data in memory is written to a file; evaluate reads the other options.
+        columns = from_keywords(EvaluateOptions, options).columns
         with tempfile.TemporaryDirectory(prefix=IN_MEMORY) as temporary:
             file = measured_file(data, Path(temporary) / "data.jsonl", self.loaded, columns)
-            given = columns if columns != Columns() else None
-            return evaluation.evaluate(self.loaded, file, columns=given, **options)
+            return evaluation.evaluate(self.loaded, file, mesh=mesh, **options)
 
     @naming_arguments()
     def save(self, folder: str | Path, format: str = "hf", dtype: str = "") -> None:
-        """Writes the model to a new folder: hf, sentence_transformers, orbax, stablehlo or onnx (`export --help`).
+        """Writes the model to a new folder.
 
-        dtype    float32, bfloat16 or int8, by format; see there
+        Args:
+            format: hf, sentence_transformers, orbax, stablehlo or onnx; `bert-jax export --help` describes them.
+            dtype: float32, bfloat16 or int8, if the format has a choice.
 
-        Raises UserError for a folder that exists, and for a model that the format cannot hold.
+        Raises:
+            UserError: The folder exists, or the format cannot hold the model.
         """
         export.export_loaded(self.loaded, folder, format, dtype=dtype)
 
@@ -216,23 +218,31 @@ class Model:
         config, loaded = self.config, self.loaded
         count = sum(value.size for value in loaded.params.values())
         size = f"{count / 1e6:,.1f} M" if count >= 1e6 else f"{count:,}"
-        name = f"{config.layers} layers of {config.width}, {size} parameters"
-        task = f", fine-tuned on {loaded.task['name']} ({loaded.task['kind']})" if loaded.task else ""
-        where = f", from {as_typed(loaded.origin)}" if loaded.origin else ""
-        return f"Model({name}, {loaded.vocabulary.vocab_size:,} tokens{task}{where})"
+        parts = [f"{config.layers} layers of {config.width}, {size} parameters"]
+        parts += [f"{loaded.vocabulary.vocab_size:,} tokens"]
+        if loaded.task:
+            parts += [f"fine-tuned on {loaded.task['name']} ({loaded.task['kind']})"]
+        if loaded.origin:
+            parts += [f"from {as_typed(loaded.origin)}"]
+        return f"Model({', '.join(parts)})"
 
 
 def load(source: str | Path, *, average: str = "") -> Model:
     """Opens a workdir, a step in it, an export, a Hugging Face folder, or a model of the Hugging Face Hub by its name.
 
     A path that exists is never looked up on the Hub. Files of the Hub are kept in its cache, and HF_HOME, HF_ENDPOINT,
-    HF_TOKEN and HF_HUB_OFFLINE have their usual meaning. average: see open_checkpoint. Raises UserError where there is
-    no such checkpoint, and as open_checkpoint does.
+    HF_TOKEN and HF_HUB_OFFLINE have their usual meaning.
+
+    Args:
+        average: The average of a workdir's parameters to read: ema or last:K (`bert-jax embed --help`).
+
+    Raises:
+        UserError: There is no such checkpoint, or `open_checkpoint` cannot open it.
     """
     enable_compilation_cache()
     address = str(model_address(source))
     loaded = open_checkpoint(address, average, average_key="average")
-    # An origin means the same in any folder that the program changes to, and a path is never that of a Hub's model.
+    # The origin stays valid when the program changes its folder, and a path is never taken for a name on the Hub.
     origin = address if address.startswith(PREFIX) else str(absolute(location(loaded.origin)))
     return Model(dataclasses.replace(loaded, origin=origin))
 
@@ -251,36 +261,45 @@ def finetune(
 ) -> Model:
     """Fine-tunes a model on a table and returns it; `result` of the returned model has the metrics on dev.
 
-    train, dev   a file that `bert-jax finetune --config own` reads, a list of dictionaries, a pandas or polars
-                 DataFrame, a pyarrow.Table, or a datasets.Dataset
-    text, text_pair, label   the names of its columns, of which some kinds need none; multilabel may have several labels
-    kind         classification, regression, multilabel, tagging, ... (bert-jax recipes own); empty: by the file
-    workdir      keeps the run, which the same call then resumes; None: a temporary folder
-    overrides    configuration keys and their values, such as {"epochs": 5, "optimizer.learning_rate": 3e-5},
-                 {"optimizer": {"learning_rate": 3e-5}} or {"task.labels": ["bad", "good"]}
+        bert_jax.finetune(model, train=rows, dev=rows, text="review", label="stars", overrides={"epochs": 5})
 
-    Raises UserError as `bert_jax.tasks.finetuning.finetune` does, for data in memory that are no rows or have values of
-    other types than files in the columns of the task, and for data in memory with a workdir in a store. A workdir gets
-    a neighbour, WORKDIR-data, with the data that is in memory.
+    Args:
+        train, dev: A file that `bert-jax finetune --config own` reads, a list of dictionaries, a pandas or polars
+            DataFrame, a pyarrow.Table, or a datasets.Dataset.
+        text, text_pair, label: The names of its columns; multilabel may have several labels.
+        kind: classification, regression, multilabel, tagging, ... (bert-jax recipes own); by default, the file decides.
+        workdir: Keeps the run, which the same call then resumes, and data in memory in WORKDIR-data next to it; by
+            default, a temporary folder.
+        overrides: Configuration keys and their values, such as {"optimizer.learning_rate": 3e-5},
+            {"optimizer": {"learning_rate": 3e-5}} or {"task.labels": ["bad", "good"]}.
+
+    Raises:
+        UserError: As `bert_jax.tasks.finetuning.finetune` does; data in memory has no rows, a column of the task has
+            values of types that files lack, or the workdir is in a store.
     """
     enable_compilation_cache()
-    refuse_store(workdir or "", [train, *([] if dev is None else [dev])])
+    tables = {name: data for name, data in (("train", train), ("dev", dev)) if data is not None}
+    refuse_store(workdir or "", tables.values())
     with tempfile.TemporaryDirectory(prefix=IN_MEMORY) as temporary:
         scratch = Path(temporary)
         folder = location(workdir or scratch / "run")
-        kept = Path(f"{folder}-data")  # next to the run, because a workdir must be its own
-        tables = {name: data for name, data in (("train", train), ("dev", dev)) if data is not None}
         columns = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
         given = {name: value for name, value in columns.items() if not isinstance(value, str | None) or value}
         keys: dict[str, Any] = {f"task.{name}": value for name, value in given.items()}
-        keys["init_from"] = _path_of(model, scratch / "start")
+        if isinstance(model, Model):
+            keys["init_from"] = checkpoint_path(model.loaded, scratch / "start")
+        else:
+            keys["init_from"] = str(model_address(model))
+        # The task's configuration says which columns are read, so it comes before the files are written.
         config = config_lib.from_values(FinetuneConfig, "own", keys, overrides or {})
+        # Next to the run, because a workdir must hold nothing else.
+        kept = Path(f"{folder}-data")
         files: dict[str, Any] = {
             name: data_file(data, kept / f"{name}.jsonl", config.task) for name, data in tables.items()
         }
         config = dataclasses.replace(config, task=dataclasses.replace(config.task, **files))
         result = run_finetuning(config, folder)
-        # A temporary folder is about to be removed, so no path of it is kept.
+        # The temporary folder is about to be removed, so no path of it is kept.
         loaded = load(workdir).loaded if workdir else dataclasses.replace(open_checkpoint(folder), origin="")
         return Model(loaded, result)
 
@@ -295,12 +314,18 @@ def pretrain(
 ) -> dict[str, Any]:
     """Pretrains a model and returns the content of result.json; `load(workdir)` opens it.
 
-    config      a recipe by its name, such as "bert_tiny" or "modernbert:base", its file, or a configuration
-    data        the shards (data.train); build_examples makes them
-    overrides   configuration keys and their values, such as {"budget_minutes": 5}, as for finetune; for a recipe
-    hooks       what else happens between steps: bert_jax.train.hooks.Hook, see docs/extending.md
+        bert_jax.pretrain("bert_tiny", "runs/tiny", data="shards", overrides={"budget_minutes": 5})
 
-    The same call resumes a run that was stopped. Raises UserError as `bert_jax.pretraining.pretrain` does.
+    The same call resumes a run that was stopped.
+
+    Args:
+        config: A recipe's name, such as "bert_tiny" or "modernbert:base", its file, or a configuration.
+        data: The shards (data.train); build_examples makes them.
+        overrides: Configuration keys and their values, as for finetune; for a recipe.
+        hooks: Called between steps: bert_jax.train.hooks.Hook, see docs/extending.md.
+
+    Raises:
+        UserError: As `bert_jax.pretraining.pretrain` does.
     """
     enable_compilation_cache()
     keys = {"data.train": str(data)} if data else {}
@@ -315,11 +340,14 @@ def pretrain(
 def train_tokenizer(*, quiet: bool | None = None, **options: Any) -> Tokenizer:
     """Trains a vocabulary on text, writes it to a folder, and returns it.
 
-    quiet     whether to show no progress and no remarks on stderr; by default they are shown in terminals and notebooks
-    options   input, output, kind, vocab_size, ...: the flags of `bert-jax train-tokenizer --help`, whose types and
-              defaults are those of data_prep.vocabulary.TokenizerOptions
+        bert_jax.train_tokenizer(input="books/*.txt", output="tokenizer", kind="bpe", vocab_size=8192)
+
+    Args:
+        quiet: Whether to show no progress and no remarks on stderr; by default, a terminal or notebook shows them.
+        options: The flags of `bert-jax train-tokenizer --help`: input, output, kind, vocab_size, ...
+            data_prep.vocabulary.TokenizerOptions has types and defaults.
     """
-    from bert_jax.config.options import from_keywords
+    # Imported here, because a program that only uses models needs no data preparation.
     from data_prep.vocabulary import TokenizerOptions, train
 
     return train(from_keywords(TokenizerOptions, _texts(options)), quiet=not is_watched() if quiet is None else quiet)
@@ -329,13 +357,15 @@ def train_tokenizer(*, quiet: bool | None = None, **options: Any) -> Tokenizer:
 def build_examples(*, quiet: bool | None = None, **options: Any) -> dict[str, Any]:
     """Makes shards for pretraining from text, and returns the content of manifest.json.
 
-    quiet     as for train_tokenizer
-    options   input, tokenizer, output, seq_len, objective, ...: the flags of `bert-jax build-examples --help`, whose
-              types and defaults are those of data_prep.build_options.BuildOptions
-
     In a script, call it under `if __name__ == "__main__"` or with workers=1, as multiprocessing requires.
+
+        bert_jax.build_examples(input="books/*.txt", tokenizer="tokenizer", output="shards", seq_len=128)
+
+    Args:
+        quiet: As for train_tokenizer.
+        options: The flags of `bert-jax build-examples --help`: input, tokenizer, output, seq_len, ...
+            data_prep.build_options.BuildOptions has types and defaults.
     """
-    from bert_jax.config.options import from_keywords
     from data_prep.build import build
     from data_prep.build_options import BuildOptions
 
@@ -343,19 +373,10 @@ def build_examples(*, quiet: bool | None = None, **options: Any) -> dict[str, An
 
 
 def _texts(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as commands have them: paths as text, those of a list of files with commas between them."""
-    plain = dict(options)
-    for name, value in options.items():
-        if isinstance(value, Path):
-            plain[name] = str(value)
-        elif name == "input" and isinstance(value, list | tuple):
-            if with_comma := next((str(file) for file in value if "," in str(file)), ""):
-                raise UserError(f"input has {with_comma!r}, but commas separate names; write ? in place of its comma")
-            plain[name] = ",".join(map(str, value))
-        elif isinstance(value, list):
-            plain[name] = tuple(value)
+    """Converts paths to text, as commands have them, and joins a list of input files by commas."""
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    if isinstance(files := plain.get("input"), list | tuple):
+        if with_comma := next((str(file) for file in files if "," in str(file)), ""):
+            raise UserError(f"input has {with_comma!r}, but commas separate names; write ? in place of its comma")
+        plain["input"] = ",".join(map(str, files))
     return plain
-
-
-def _path_of(model: Model | str | Path, scratch: Path) -> str:
-    return checkpoint_path(model.loaded, scratch) if isinstance(model, Model) else str(model_address(model))

@@ -1,20 +1,21 @@
-"""The border between the command line and the library: argument parsing and exit codes.
+"""The border between the command line and the library: argument parsing and exit codes. It does not import jax.
 
 Exit codes are a contract: 0 success; 2 a mistake of the user, reported in one line that says what is wrong, where, and
 what to change; 75 the same command, run again, resumes (another process of the run died, its newest checkpoint was
 damaged and has been moved away, or an object store did not answer); 130 interrupted from the keyboard; 143 saved and
-stopped by SIGTERM. Importing this module touches no device and does not import jax.
+stopped by SIGTERM.
 """
 
 import argparse
 import atexit
 import errno
+import functools
 import gc
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bert_jax.errors import RunAgain, Stopped, UserError, one_line
 
@@ -24,29 +25,25 @@ EXIT_LOST = 75  # EX_TEMPFAIL of BSD's sysexits.h: running the command again may
 EXIT_INTERRUPTED = 128 + 2  # what a shell reports for a process that SIGINT ended
 
 
-_HOME = re.compile(r"(?:(?<=[=,:])|^)~(?=/)")
-
-
 class Parser(argparse.ArgumentParser):
-    """The parser of a command, such as `bert-jax embed`: errors are one line, and the help text keeps its layout."""
+    """The parser of a command, such as `bert-jax embed`: errors are one line, and the help text keeps its layout.
 
-    def __init__(self, program: str, description: str) -> None:
-        super().__init__(
-            prog=program,
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+    config/options.py makes one from the dataclass of a command's options.
+    """
+
+    def __init__(self, program: str, description: str, **keywords: Any) -> None:
+        layout = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=28)
+        super().__init__(program, description=description, formatter_class=layout, allow_abbrev=False, **keywords)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}. See: {self.prog} --help")
 
-    def add_switch(self, name: str, **keywords: object) -> None:
-        """Adds --name and --noname, also --no-name; the value is None if none of them is given."""
-        group = self.add_mutually_exclusive_group()
-        group.add_argument(f"--{name}", dest=name, action="store_const", const=True, default=None, **keywords)  # type: ignore[arg-type]
+    def add_switch(self, name: str, group: argparse._ArgumentGroup | None = None, **keywords: Any) -> None:
+        """Adds --name and --noname, also --no-name, to a group; the value is None if none of them is given."""
+        switch = (group or self).add_mutually_exclusive_group()
+        switch.add_argument(f"--{name}", dest=name, action="store_const", const=True, default=None, **keywords)
         negations = f"--no{name}", f"--no-{name}"
-        group.add_argument(*negations, dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
+        switch.add_argument(*negations, dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
 
 
 def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
@@ -60,17 +57,19 @@ def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
     except BaseException as error:
         if (ended := outcome(error)) is None:
             raise
-        _stop(*ended)
+        code, message = ended
+        print(one_line(message), file=sys.stderr, flush=True)
+        sys.exit(code)
     sys.exit(0)
 
 
 def expand_home(argument: str) -> str:
-    """An argument with ~/ as the home folder: a shell leaves it as it is after = (--config.data.train=~/shards)."""
-    return _HOME.sub(lambda _: os.path.expanduser("~"), argument)
+    """Replaces ~/ by the home folder, as shells do only at the start of a word (--config.data.train=~/shards)."""
+    return re.sub(r"(?:(?<=[=,:])|^)~(?=/)", lambda _: os.path.expanduser("~"), argument)
 
 
 def outcome(error: BaseException) -> tuple[int, str] | None:
-    """The exit code and the message for what a command raises; None for a bug, whose traceback is shown."""
+    """Returns the exit code and message for an exception; None for a bug, whose traceback is shown."""
     match error:
         case UserError():
             return EXIT_USER_ERROR, f"error: {error}"
@@ -88,7 +87,7 @@ def outcome(error: BaseException) -> tuple[int, str] | None:
 
 
 def explain_device_memory(error: RuntimeError) -> str | None:
-    """One line for jax's error of a device that has too little memory, or None for any other error."""
+    """Explains jax's error for a device with too little memory in one line; returns None for any other error."""
     _, _, message = str(error).partition("RESOURCE_EXHAUSTED: ")
     if type(error).__name__ != "JaxRuntimeError" or "out of memory" not in message.lower():
         return None
@@ -100,25 +99,20 @@ def explain_device_memory(error: RuntimeError) -> str | None:
 
 
 def explain_os_error(error: OSError) -> str | None:
-    """One line for an operating-system error that the user can fix, or None for any other."""
-    where = error.filename or "the output folder"
+    """Explains an operating-system error that the user can fix in one line; returns None for any other."""
+    path = error.filename or "the output folder"
     advice = {
-        errno.ENOENT: f"no such file or folder: {where}. Check the path",
-        errno.EACCES: f"no permission for {where}. Check its owner and mode",
-        errno.EROFS: f"{where} is on a read-only file system. Choose another output folder",
-        errno.ENOSPC: f"no space left for {where}. Free some space and run the same command again",
-        errno.EDQUOT: f"no quota left for {where}. Free some space and run the same command again",
-        errno.EFBIG: f"{where} exceeds the file-size limit. Raise it (ulimit -f) and run the same command again",
-        errno.ENOTDIR: f"{where} is not a folder. Choose another path",
-        errno.EISDIR: f"{where} is a folder, not a file. Give a file",
-        errno.ENAMETOOLONG: f"the name {where} is too long. Choose a shorter one",
-        errno.ELOOP: f"{where} is a symbolic link that points to itself. Correct the link, or choose another path",
-        errno.EIO: f"the disk failed to read or write {where}. Check the disk, or choose another one",
-        errno.EMFILE: f"cannot open {where}: too many open files. Raise the limit (ulimit -n) and run it again",
+        errno.ENOENT: f"no such file or folder: {path}. Check the path",
+        errno.EACCES: f"no permission for {path}. Check its owner and mode",
+        errno.EROFS: f"{path} is on a read-only file system. Choose another output folder",
+        errno.ENOSPC: f"no space left for {path}. Free some space and run the same command again",
+        errno.EDQUOT: f"no quota left for {path}. Free some space and run the same command again",
+        errno.EFBIG: f"{path} exceeds the file-size limit. Raise it (ulimit -f) and run the same command again",
+        errno.ENOTDIR: f"{path} is not a folder. Choose another path",
+        errno.EISDIR: f"{path} is a folder, not a file. Give a file",
+        errno.ENAMETOOLONG: f"the name {path} is too long. Choose a shorter one",
+        errno.ELOOP: f"{path} is a symbolic link that points to itself. Correct the link, or choose another path",
+        errno.EIO: f"the disk failed to read or write {path}. Check the disk, or choose another one",
+        errno.EMFILE: f"cannot open {path}: too many open files. Raise the limit (ulimit -n) and run it again",
     }
     return advice.get(error.errno or 0)
-
-
-def _stop(code: int, message: str) -> NoReturn:
-    print(one_line(message), file=sys.stderr, flush=True)
-    sys.exit(code)

@@ -1,38 +1,38 @@
-"""The errors that users see.
-
-A UserError is the user's mistake, told in one line. Stopped and RunAgain end a command whose work is saved or can
-be repeated. bert_jax/command_line.py turns each of them into an exit code.
-"""
+"""The errors that users see. bert_jax/command_line.py turns each of them into an exit code."""
 
 import contextlib
 import re
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z]\w*)(?![\w.])")
+# Stands before the names of options in messages.
+_PREFIX = ContextVar("prefix", default="--")
 
 
 class UserError(Exception):
     """A mistake of the user. The message is one line: what is wrong, where, and what to change."""
 
 
-def for_python(message: str) -> str:
-    """A message of the library with the flags of commands as arguments: `--top is 0` as `top is 0`.
-
-    Those of a command that the message advises, and of configuration keys, stay.
-    """
-    before, command, after = message.partition("bert-jax ")
-    return _FLAG.sub(r"\1", before) + command + after
+def flag(name: str) -> str:
+    """Returns an option's name as its user writes it: --NAME for a command, NAME in a call from Python."""
+    return f"{_PREFIX.get()}{name}"
 
 
 @contextlib.contextmanager
 def naming_arguments() -> Iterator[None]:
-    """Decorates what Python calls: mistakes are reported as `for_python` does."""
+    """Decorates a function that Python code calls: while it runs, `flag` returns names without dashes."""
+    token = _PREFIX.set("")
     try:
         yield
     except UserError as error:
-        error.args = (for_python(str(error)),)
+        # Of messages that do not use `flag` yet. Flags of a command that the message advises stay.
+        before, command, after = str(error).partition("bert-jax ")
+        error.args = (_FLAG.sub(r"\1", before) + command + after,)
         raise
+    finally:
+        _PREFIX.reset(token)
 
 
 class Stopped(BaseException):
@@ -47,10 +47,8 @@ class RunAgain(Exception):
 
 
 def install_hint(extra: str, package: Path = Path(__file__).parent) -> str:
-    """The command that adds an extra to this installation of bert_jax: a clone, or a package that was installed.
-
-    No package index has bert_jax, so its name alone would find nothing, or a project of somebody else.
-    """
+    """Returns the command that adds an extra to this installation of bert_jax: a clone, or an installed package."""
+    # No package index has bert_jax, so its name alone would find nothing, or somebody else's project.
     if (package.parent / "setup.cfg").is_file():
         return f"pip install --editable '{package.parent}[{extra}]'"
     wheel = f"pip install --no-index --find-links WHEELS 'bert_jax[{extra}]'"
@@ -58,5 +56,5 @@ def install_hint(extra: str, package: Path = Path(__file__).parent) -> str:
 
 
 def one_line(message: str) -> str:
-    """A message on one line: each run of white space becomes one space."""
+    """Replaces each run of white space in a message by one space."""
     return " ".join(message.split())

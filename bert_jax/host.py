@@ -1,9 +1,8 @@
 """The host: memory that stays in the process, and accelerators found before jax is imported. Imports nothing heavy.
 
-Read first keep_freed_memory, at the end. It needs the parameters of GNU's C library, mallopt(3) and madvise(2), and to
-know from the files of the system whether the machine has a TPU or a GPU. An installed plugin says nothing about the
-device: images for TPUs and GPUs also run on machines without one. The checks are those by which jax itself finds
-devices (jax/_src/hardware_utils.py of jax 0.12.0).
+Read `keep_freed_memory` first, at the end. Memory is set by parameters of GNU's C library, mallopt(3) and madvise(2).
+Devices are looked up in system files, as jax itself does (jax/_src/hardware_utils.py of jax 0.12.0): an installed
+plugin says nothing, because images for TPUs and GPUs also run on machines without one.
 """
 
 import ctypes
@@ -20,10 +19,18 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -3, -4, -8
 NEVER = -1
 DEFAULT_MMAP_MAX = 65536
 _HUGE_PAGE = 1 << 21
+# With less memory nothing is kept: fragmentation of a heap that never shrinks can double the memory of a process.
+_LEAST_MEMORY = 6 << 30
+
+ROOT = Path("/")
+_WSL = "dxg"  # any GPU in the Windows Subsystem for Linux
+_GOOGLE = "0x1ae0"  # the PCI vendor, also of network cards and displays of virtual machines
+# TPU v2 and v3; one without a public name; v4; v5p; v5e; v6e; tpu7x; tpu8t; tpu8i.
+TPU_DEVICES = frozenset({"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076", "0x007c", "0x0083"})
 
 
 def load() -> ctypes.CDLL | None:
-    """The C library of this process if it is GNU's on Linux, otherwise None."""
+    """Returns this process's C library if it is GNU's on Linux, otherwise None."""
     if not sys.platform.startswith("linux"):
         return None
     library = ctypes.CDLL(None)
@@ -38,87 +45,62 @@ def set_malloc(library: ctypes.CDLL, settings: Mapping[int, int]) -> bool:
 def back_by_huge_pages(library: ctypes.CDLL, size: int) -> None:
     """Grows the heap by `size` bytes of huge pages, which use memory only when they are touched.
 
-    The heap must not return that memory to the system, and must serve blocks of that size (M_TRIM_THRESHOLD,
+    Before that, set_malloc must make the heap keep that memory and serve blocks of that size (M_TRIM_THRESHOLD,
     M_MMAP_MAX). The system decides whether huge pages are available (/sys/kernel/mm/transparent_hugepage/enabled).
     """
     library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
     library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     if block := library.malloc(size):  # fails under `ulimit -v`; small pages work too
+        # madvise takes whole pages, and the block may begin inside one.
         start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
         library.madvise(start, block + size - start, mmap.MADV_HUGEPAGE)
         library.free(block)
 
 
-ROOT = Path("/")
-_WSL = "dxg"  # any GPU in the Windows Subsystem for Linux
-_GOOGLE = "0x1ae0"  # the PCI vendor, also of network cards and displays of virtual machines
-# TPU v2 and v3; one without a public name; v4; v5p; v5e; v6e; tpu7x; tpu8t; tpu8i.
-TPU_DEVICES = frozenset({"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076", "0x007c", "0x0083"})
-
-
 def has_tpu(root: Path = ROOT) -> bool:
     """Whether a TPU chip is on the PCI bus of the system whose files are under `root`."""
-    for device in (root / "sys/bus/pci/devices").glob("*"):
-        if _read(device / "vendor") == _GOOGLE and _read(device / "device") in TPU_DEVICES:
-            return True
-    return False
+    buses = (root / "sys/bus/pci/devices").glob("*")
+    return any(_read(device / "vendor") == _GOOGLE and _read(device / "device") in TPU_DEVICES for device in buses)
 
 
 def has_nvidia_gpu(root: Path = ROOT) -> bool:
     """Whether NVIDIA's driver offers a GPU. In a container that got one GPU of several, it need not be number 0."""
     devices = root / "dev"
-    return any(devices.glob("nvidia[0-9]*")) or _exists(devices, "nvidiactl", _WSL)
+    names = ("nvidiactl", _WSL)
+    return any(devices.glob("nvidia[0-9]*")) or any((devices / name).exists() for name in names)
 
 
 def has_amd_gpu(root: Path = ROOT) -> bool:
-    """Whether AMD's driver for computing offers a GPU: one of its nodes has SIMD units, which processors lack."""
-    if _exists(root / "dev", _WSL):
-        return True
-    for properties in (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
-        lines = [line.split() for line in _read(properties).splitlines()]
-        if any(line[:1] == ["simd_count"] and line[1:] != ["0"] for line in lines):
-            return True
-    return False
-
-
-def _exists(folder: Path, *names: str) -> bool:
-    return any((folder / name).exists() for name in names)
+    """Whether AMD's compute driver offers a GPU: one of its nodes has SIMD units, which processors lack."""
+    files = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
+    lines = [line.split() for file in files for line in _read(file).splitlines()]
+    return (root / "dev" / _WSL).exists() or any(line[:1] == ["simd_count"] and line[1:] != ["0"] for line in lines)
 
 
 def _read(path: Path) -> str:
-    """The text of a file, empty if it cannot be read: a device may leave, and a container may hide it."""
+    """Returns a file's text, empty if it cannot be read: a device may leave, and a container may hide it."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
         return ""
 
 
-_SETTINGS = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: NEVER, M_ARENA_MAX: 1}
-# With less memory nothing is kept: fragmentation of a heap that never shrinks can double what a process holds.
-_LEAST_MEMORY = 6 << 30
-
-
 def trains_on_cpu(root: Path = ROOT) -> bool:
-    """Whether jax will run on the CPU, as far as is known before it starts.
+    """Whether jax will run on the CPU, as far as this is known before it starts.
 
     Without JAX_PLATFORMS, jax takes an accelerator if its plugin is installed and the machine, whose files are under
-    `root`, has such a device. A plugin for other devices than TPUs and GPUs counts as one that has its device.
+    `root`, has such a device. A plugin for devices other than TPUs and GPUs counts as one that has its device.
     """
     if requested := os.environ.get("JAX_PLATFORMS", ""):
         return requested == "cpu"
     has_libtpu = "TPU_LIBRARY_PATH" in os.environ or importlib.util.find_spec("libtpu") is not None
     if has_libtpu and has_tpu(root):
         return False
-    return not any(_has_device(plugin.name, root) for plugin in importlib.metadata.entry_points(group="jax_plugins"))
-
-
-def _has_device(plugin: str, root: Path) -> bool:
-    """Whether the machine has a device for a plugin of that name, such as xla_cuda12."""
-    if "cuda" in plugin:
-        return has_nvidia_gpu(root)
-    if "rocm" in plugin:
-        return has_amd_gpu(root)
+    for plugin in importlib.metadata.entry_points(group="jax_plugins"):  # such as xla_cuda12
+        has_device = has_nvidia_gpu if "cuda" in plugin.name else has_amd_gpu if "rocm" in plugin.name else None
+        if has_device is None or has_device(root):
+            return False
     return True
 
 
@@ -132,14 +114,16 @@ def keep_freed_memory() -> bool:
     Call it before numpy, pyarrow or jax is imported. Their threads have heaps of their own, which glibc gives to other
     threads too, and which cannot hold a large block.
 
-    Returns False, and does nothing, with an accelerator (whose host threads would wait for the one heap), with another
-    C library, or with less than 6 GiB of memory.
+    Returns:
+        False, without a change, if jax will use an accelerator (whose host threads would wait for the one heap), or on
+        a machine with another C library or less than 6 GiB of memory.
     """
     library = load()
     if not trains_on_cpu() or library is None:
         return False
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if memory < _LEAST_MEMORY or not set_malloc(library, _SETTINGS):
+    settings = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: NEVER, M_ARENA_MAX: 1}
+    if memory < _LEAST_MEMORY or not set_malloc(library, settings):
         return False
     back_by_huge_pages(library, memory // 2)
     return True

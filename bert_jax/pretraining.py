@@ -34,8 +34,8 @@ from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.run import RESULT_FILE, Result, Run
 from bert_jax.train.step import Plan
 
-# Fields that a run on longer sequences may change when it takes its architecture from a checkpoint with rotary
-# positions (Warner et al. 2024, section 3.2). The shape of no parameter depends on them.
+# A run on longer sequences may change these fields if its architecture is that of a checkpoint with rotary positions
+# (Warner et al. 2024, section 3.2). No parameter's shape depends on them.
 CONTEXT_FIELDS = ("rotary_base", "rotary_base_local", "max_positions")
 
 
@@ -46,14 +46,20 @@ def pretrain(
     verbose: bool = False,
     hooks: Sequence[Hook] = (),
 ) -> dict[str, Any]:
-    """Trains a model into a workdir and returns the contents of result.json.
+    """Trains a model into a workdir and returns the content of result.json.
 
-    The keys are step, seconds, tokens, eval_loss, eval_mlm_loss, eval_mlm_accuracy and
-    eval_nsp_accuracy (None for a term that the objective lacks, or without held-out data), plus
-    those of further terms, such as eval_sbo_loss and eval_lm_loss, of the parameter average, such as
-    eval_ema_loss, and of each source of a mixture, such as eval_wiki/loss. A `verbose` run prints its parameters.
-    `hooks` are called between its steps (train/hooks.py). Raises UserError for errors in the
-    configuration, the shards or the checkpoints, and Stopped after SIGTERM.
+    Args:
+        verbose: Whether to print the parameters.
+        hooks: Called between steps (train/hooks.py).
+
+    Returns:
+        step, seconds, tokens, eval_loss, eval_mlm_loss, eval_mlm_accuracy and eval_nsp_accuracy, which are None for a
+        term that the objective lacks or without held-out data. Further terms, the parameter average and the sources of
+        a mixture have their own keys, such as eval_sbo_loss, eval_ema_loss and eval_wiki/loss.
+
+    Raises:
+        UserError: There is a mistake in the configuration, the shards or the checkpoints.
+        Stopped: After SIGTERM, when the run is saved.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(PretrainConfig, config)
@@ -63,17 +69,21 @@ def pretrain(
 
 
 def make_run(config: PretrainConfig, workdir: Location) -> tuple[Run, PhasedLoader]:
-    """Returns the run of a configuration, and its loader, to be closed: the one place where the one becomes the other.
+    """Turns a configuration into a run, and returns it with its loader, which the caller closes.
 
-    Opens the shards and the initial checkpoint; writes nothing.
+    It opens the shards and the initial checkpoint, and writes nothing.
     """
     phases = open_phases(config.data)
     held_out = open_held_out(config, phases)
-    datasets = [phase.mixture.dataset for phase in phases]  # of each phase the first, whose layout its sources share
+    # The sources of a phase share their layout, so its first dataset stands for all.
+    datasets = [phase.mixture.dataset for phase in phases]
     vocabulary = datasets[0].vocabulary()
     model, loaded = _model_and_checkpoint(config, vocabulary.vocab_size)
     measured = [source.dataset for sources in held_out for source in sources]
-    _check_lengths(model, datasets, measured)
+    for part in (*datasets, *measured):
+        sizes.check_positions(model, part.seq_len, str(part.directory))
+    shortest = min(datasets, key=lambda dataset: dataset.seq_len)
+    model.encoder.check_rows(shortest.seq_len, str(shortest.directory))
     objective = _objective(config, model, vocabulary, datasets, measured)
     distilled = distilled_pretraining(config, model, objective, vocabulary, datasets)
     objective = objective if distilled is None else distilled.objective
@@ -125,7 +135,7 @@ def _objective(
     datasets: Sequence[Dataset],
     measured: Sequence[Dataset],
 ) -> Objective:
-    """Returns what the run trains for, checked against all shards that it reads and measures."""
+    """Returns the objective, after checking it against all shards that the run reads and measures."""
     traits = [ShardTraits.of(dataset, vocabulary) for dataset in datasets]
     traits += [ShardTraits.of(dataset, vocabulary, held_out=True) for dataset in measured]
     objective = pretraining_objective(config, model, traits)
@@ -138,7 +148,7 @@ def _objective(
 
 
 def _model_and_checkpoint(config: PretrainConfig, vocab_size: int) -> tuple[ModelConfig, LoadedModel | None]:
-    """Returns the architecture, and the checkpoint of init_from with the architecture it is checked against."""
+    """Returns the architecture, and the checkpoint of init_from, in which context fields follow this architecture."""
     loaded = open_initial(config)
     model = architecture(config, vocab_size, loaded)
     if loaded is not None and config.model.preset == sizes.FROM_CHECKPOINT and model.positions == "rotary":
@@ -147,19 +157,12 @@ def _model_and_checkpoint(config: PretrainConfig, vocab_size: int) -> tuple[Mode
     return model, loaded
 
 
-def _check_lengths(model: ModelConfig, training: Sequence[Dataset], held_out: Sequence[Dataset]) -> None:
-    for part in (*training, *held_out):
-        sizes.check_positions(model, part.seq_len, str(part.directory))
-    shortest = min(training, key=lambda dataset: dataset.seq_len)
-    model.encoder.check_rows(shortest.seq_len, str(shortest.directory))
-
-
 def _measured(metrics: Sequence[str], held_out: Sequence[Sequence[Source]]) -> tuple[str, ...]:
-    """The metrics that every evaluation measures: of all held-out rows, and of the sources that all phases have."""
+    """Lists the metrics of every evaluation: those of all held-out rows, and of sources that all phases have."""
     if not all(source.dataset.labelled for sources in held_out for source in sources):
         metrics = [metric for metric in metrics if not metric.startswith("nsp_")]
-    of_phases = [{source.name for source in sources} for sources in held_out]
-    names = [source.name for source in held_out[0] if source.name and all(source.name in phase for phase in of_phases)]
+    phases = [{source.name for source in sources} for sources in held_out]
+    names = [source.name for source in held_out[0] if source.name and all(source.name in phase for phase in phases)]
     return (*metrics, *(f"{name}/{metric}" for name in names for metric in metrics))
 
 
@@ -173,10 +176,11 @@ def evaluate_held_out(
     params: dict[str, Any],
     steps_done: int,
 ) -> dict[str, float]:
-    """Evaluates on the held-out rows, and by the objective, of the latest step's phase.
+    """Evaluates on the held-out rows of the latest step's phase, and by its objective.
 
-    It is the Run's evaluator, once its first four arguments are bound. Batches have about wanted_rows rows.
+    With its first four arguments bound, it is the run's evaluator. Batches have about wanted_rows rows.
     """
+    # A process loads its own rows of each batch only, as in training.
     size, step = sharding.whole_rows(wanted_rows, mesh), max(steps_done - 1, 0)
     rows = sharding.local_rows(size, mesh)
     sources = {
@@ -187,8 +191,7 @@ def evaluate_held_out(
 
 
 def _write_result(workdir: Location, result: Result) -> dict[str, Any]:
-    # The metrics of the original BERT are always present, and null where they are undefined. The next-sentence loss is
-    # left out because result.json has never contained it.
+    # The metrics of the original BERT are always present, null if undefined. The next-sentence loss has no key.
     always = ("loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy")
     names = (*always, *sorted(set(result.evaluation) - {*always, "nsp_loss"}))
     values = {

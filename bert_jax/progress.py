@@ -1,9 +1,8 @@
-"""Progress of a long job, on stderr: a bar on a terminal, else a line from time to time."""
+"""Progress of a long job, on stderr: a bar on a terminal, otherwise a line from time to time."""
 
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,15 +19,19 @@ def print_note(line: str, quiet: bool = False) -> None:
 
 
 def is_watched() -> bool:
-    """Whether somebody reads stderr while the program runs: on a terminal, or in a notebook."""
+    """Whether a person reads stderr while the program runs, on a terminal or in a notebook."""
     return sys.stderr.isatty() or type(sys.stderr).__module__.partition(".")[0] == "ipykernel"
 
 
 class Reporter:
-    """Shows the progress of a job while its `with` block runs: share, rates, memory of all processes, time left.
+    """Shows a job's progress while its `with` block runs: share, rates, memory of all processes, time left.
 
-    `total` is what `update` counts up to, and `rates` name the amounts that it gets: "MB" is shown as MB/s. On a
-    terminal it is a bar, else a line four times a minute; with quiet=True there is no output.
+        with Reporter("counting", rows, ["rows"]) as reporter:
+            reporter.advance(100, 100)  # 100 rows more are done, and are counted in the rate, rows/s
+
+    Args:
+        total: The value of `done` at the end.
+        rates: A name for each amount that `advance` and `update` take: "MB" is shown as MB/s.
     """
 
     def __init__(self, job: str, total: int | float, rates: Sequence[str], quiet: bool = False) -> None:
@@ -52,12 +55,7 @@ class Reporter:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
 
@@ -65,17 +63,17 @@ class Reporter:
         return time.monotonic() - self._started
 
     def skip(self, before: int | float) -> None:
-        """Sets how much of what is done took no time, because an earlier run did it; the amounts never hold it."""
+        """Sets how much an earlier run has done, which took no time in this one and is in none of the amounts."""
         self._before = before
 
     def advance(self, done: int | float, *amounts: int | float) -> None:
-        """Adds to the part that is done and to the amounts."""
+        """Adds to the done part and to the amounts."""
         self._done += done
         self._amounts = [total + amount for total, amount in zip(self._amounts, amounts, strict=True)]
         self.update(self._done, *self._amounts)
 
     def update(self, done: int | float, *amounts: int | float) -> None:
-        """Sets how much of the total is done, and the amounts so far; cheap enough to call for every document."""
+        """Sets the done part and the amounts so far; cheap enough to call for every document."""
         now = time.monotonic()
         if self._quiet or now - self._last_shown < self._interval:
             return
@@ -86,13 +84,14 @@ class Reporter:
         if self._bar:
             self._bar.update(self._task, completed=done, status=status)
         else:
+            # The time left follows from the speed of this run alone.
             share, here = min(done / self._total, 1.0), (done - self._before) / self._total
             left = f"{seconds * (1 - share) / here:.0f} s left" if here > 0 else "time left unknown"
             print(f"{self._job}: {share:6.1%}  {status}  {left}", file=sys.stderr, flush=True)
 
 
 def _memory() -> int:
-    """Resident bytes of this process and its workers."""
+    """Returns the resident bytes of this process and its workers."""
     import psutil  # takes 8 ms, which short jobs avoid
 
     here, total = psutil.Process(), 0
@@ -100,7 +99,7 @@ def _memory() -> int:
         try:
             total += process.memory_info().rss
         except psutil.Error:
-            continue
+            continue  # it has ended
     return total
 
 

@@ -69,7 +69,7 @@ def test_the_help_of_a_command_is_what_it_prints():
 
 def test_the_python_reference_has_every_public_name_with_its_docstring():
     page = reference.api_page()
-    assert "    **options: Unpack[PredictOptions],\n) -> dict[str, Any] | list[dict[str, Any]]" in page
+    assert "    **options: Any,\n) -> dict[str, Any] | list[dict[str, Any]]" in page
     assert re.findall(r"^## bert_jax\.(\w+)$", page, re.MULTILINE) == list(bert_jax.__all__)
     source = ast.parse((ROOT / "bert_jax" / "api.py").read_text())
     documented = 0

@@ -30,31 +30,31 @@ from data_prep.summary import PART, REPORT
 from data_prep.units import Unit
 
 DESCRIPTION = """\
-Keeps the documents of good quality, once each, and writes them as JSON lines for the other commands.
+Keeps documents of good quality, once each, and writes them as JSON lines for the other commands.
 
   bert-jax clean --input 'crawl/*.txt.xz' --output clean/crawl --rules gopher_repetition,gopher,c4,fineweb \\
       --languages en --near_duplicates
   bert-jax build-examples --input 'clean/crawl/*.jsonl.zst' ...
 
---rules, in the given order; each drops whole documents, and c4 also lines:
+--rules apply in the given order. They drop whole documents; c4 also drops lines:
   gopher_repetition  repeated lines, paragraphs and n-grams (Rae et al. 2021, table A1)
   gopher             length, symbols, bullets, common English words (the same, appendix A.1.1)
   c4                 lines that are no sentences, notices, code; few sentences (Raffel et al. 2020, section 2.2)
   fineweb            lines without punctuation, short lines, repeated lines (Penedo et al. 2024, section 3.6)
-They read words between spaces, so they are for languages that write spaces; c4 and gopher are for English.
+They are for languages that write spaces between words; c4 and gopher are for English.
 
-Then documents that repeat an earlier one are dropped, always the equal ones, and with --near_duplicates those that
-share most runs of five words with one (MinHash: 92% of those with a Jaccard similarity of 0.8). --against compares with
-earlier outputs, too. OUTPUT gets part-*.jsonl.zst, report.json with the number of documents dropped for each reason,
-index.html with samples of them, and signatures.npy for --against. A job that is stopped or killed is continued by the
-same command. The same text and options give the same documents, with any number of workers.
+Then documents equal to an earlier one are dropped, and with --near_duplicates also documents that share most runs of
+five words with one (MinHash: 92% of pairs with a Jaccard similarity of 0.8). --against compares with earlier outputs,
+too. OUTPUT gets part-*.jsonl.zst, report.json with the number of documents dropped by reason, index.html with samples
+of them, and signatures.npy for --against. The same command resumes a job that was stopped or killed. The same text and
+options give the same documents, with any number of workers.
 """
 UNIT_MB = 8
 
 
 @dataclass(frozen=True)
 class CleanOptions(Reading):
-    """What to clean, and how. Raises UserError, with the name of the flag, for a value out of range."""
+    """What to clean, and how."""
 
     input: str | Path = option(help="text, as build_examples reads it: globs, separated by commas", metavar="GLOB")
     output: str | Path = option(help="the folder to create", metavar="DIR")
@@ -62,11 +62,7 @@ class CleanOptions(Reading):
     languages: str = option("", "languages to keep, such as en,de; default all", metavar="CODES")
     language_score: float = option(0.0, "least probability of the language", metavar="P", valid=between(0, 1))
     near_duplicates: bool = option(False, "drop documents that nearly repeat an earlier one")
-    against: str = option(
-        "",
-        "outputs of this command, separated by commas, whose near-duplicates are dropped; default none",
-        metavar="DIRS",
-    )
+    against: str = option("", "outputs whose near-duplicates are dropped, too, by commas; default none", metavar="DIRS")
     duplicate_lines: bool = option(False, "remove lines that occurred before, in any document (Wenzek et al. 2020)")
 
     def __post_init__(self) -> None:
@@ -93,8 +89,10 @@ class CleanOptions(Reading):
 def clean(options: CleanOptions, *, quiet: bool = True) -> dict[str, Any]:
     """Cleans text as the command does, and returns the content of report.json.
 
-    With more than one worker, call it under `if __name__ == "__main__"` in a script, as multiprocessing requires.
-    Raises UserError for a mistake in the options or the input; finished units are kept for the next call.
+    With several workers, call it under `if __name__ == "__main__"` in a script, as multiprocessing requires.
+
+    Raises:
+        UserError: The options or the input have a mistake. Finished units are kept for the next call.
     """
     output = Path(os.path.abspath(options.output))
     refuse_existing(output)
@@ -105,11 +103,14 @@ def clean(options: CleanOptions, *, quiet: bool = True) -> dict[str, Any]:
     corpus = Corpus(sources, replace(options, workers=options.workers or processes.cores()))
     settings: dict[str, Any] = {"input": str(options.input), "against": list(map(str, others))}
     settings |= {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(steps).items()}
+    # Everything that decides the content of a unit: a job resumes only if all of it is the same.
     arguments = settings | {"sources": [list(source) for source in sources], "document": options.document}
     arguments |= {"document_separator": options.document_separator}
     arguments |= {"text_field": options.text_field, "input_format": options.input_format}
     arguments |= {"version": VERSION, "signatures": list(others.values())}
     with resumable_folder(output, arguments) as directory:
+        # Workers clean units in any order. One process then removes duplicates in the order of the text, so that the
+        # same text gives the same documents with any number of workers.
         records = _run(steps, corpus, directory, options.workers, quiet)
         merging = Merging(steps)
         for folder in others:
@@ -124,20 +125,18 @@ def clean(options: CleanOptions, *, quiet: bool = True) -> dict[str, Any]:
             raise UserError(f"none of the {read} documents of --input is left. Use fewer --rules, or other text")
         if steps.near_duplicates:
             merging.write_signatures(directory)
-        found = job.report(records, merging, corpus.refused, settings)
-        job.write(found, directory, output.name)
+        report = job.report(records, merging, corpus.refused, settings)
+        job.write(report, directory, output.name)
         complete(directory, output)
     if not quiet:
-        documents, dropped = (
-            found["documents"],
-            ", ".join(f"{count} {name}" for name, count in found["dropped"].items()),
-        )
-        print_note(f"{output}: {documents['kept']} of {documents['read']} documents; dropped: {dropped or 'none'}")
-    return found
+        documents, dropped = report["documents"], [f"{count} {name}" for name, count in report["dropped"].items()]
+        listed = ", ".join(dropped) or "none"
+        print_note(f"{output}: {documents['kept']} of {documents['read']} documents; dropped: {listed}")
+    return report
 
 
 def _run(steps: Steps, corpus: Corpus, directory: Path, workers: int, quiet: bool) -> list[CleanedUnit]:
-    """Applies the rules to all units, skipping those that an earlier run finished. Returns their records in order."""
+    """Applies the rules to all units that no earlier run has finished. Returns the records of all units in order."""
     records: list[CleanedUnit] = []
     cleaned = 0  # bytes of text
 
@@ -160,11 +159,11 @@ def _run(steps: Steps, corpus: Corpus, directory: Path, workers: int, quiet: boo
 
 
 def units(corpus: Corpus) -> Iterator[Unit]:
-    """The documents of a corpus, in order, in units of 8 MB or the document that exceeds it."""
+    """Yields a corpus's documents, in order, in units of 8 MB or one larger document."""
     number = size = 0
     documents: list[bytes] = []
     for text in corpus.texts():
-        assert text is not None  # between passes, of which there is one
+        assert text is not None  # it stands between passes, and there is one
         documents.append(text)
         size += len(text)
         if size >= UNIT_MB * 1_000_000:
@@ -177,18 +176,19 @@ def units(corpus: Corpus) -> Iterator[Unit]:
 def _unit(number: int, documents: list[bytes]) -> Unit:
     digest = hashlib.blake2b(digest_size=16)
     for text in documents:
+        # With the length, so that no other division of the same bytes has this digest.
         digest.update(len(text).to_bytes(8, "little") + text)
     return Unit("train", number, tuple(documents), digest.hexdigest())
 
 
-def _names(given: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in given.split(",") if name.strip())
+def _names(commas: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in commas.split(",") if name.strip())
 
 
-def _others(given: str) -> dict[Path, str]:
-    """The folders of --against, with a hash of the signatures of each. Raises UserError for one that cannot be used."""
-    found = {}
-    for folder in (Path(os.path.abspath(name)) for name in _names(given)):
+def _others(against: str) -> dict[Path, str]:
+    """Returns the folders of --against with hashes of their signatures. Raises UserError for an unusable one."""
+    hashes = {}
+    for folder in (Path(os.path.abspath(name)) for name in _names(against)):
         if not (folder / SIGNATURES).exists():
             raise UserError(f"--against {folder}: it has no {SIGNATURES}. Name an output made with --near_duplicates")
         if read_json(folder / REPORT).get("version") != VERSION:
@@ -198,8 +198,8 @@ def _others(given: str) -> dict[Path, str]:
             )
         read_signatures(folder)
         with (folder / SIGNATURES).open("rb") as file:
-            found[folder] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+            hashes[folder] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
 
 
 def main(arguments: Sequence[str]) -> None:

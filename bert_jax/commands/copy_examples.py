@@ -4,9 +4,10 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.command_line import Parser
+from bert_jax.config.options import option, parse
 from bert_jax.data.manifest import MANIFEST
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter
@@ -29,10 +30,10 @@ Credentials are those of the stores' own tools (AWS_PROFILE, AWS_ENDPOINT_URL, G
 
 
 def copy(input: str, output: str, *, quiet: bool = True) -> int:
-    """Copies as the command does, and returns the number of bytes of the output.
+    """Copies as the command does, and returns the output's size in bytes.
 
-    Raises UserError for an input that is not a finished output or is damaged, an output that exists, and a store that
-    cannot be read or written.
+    Raises:
+        UserError: The input is not a finished output or is damaged, the output exists, or a store does not answer.
     """
     if not is_remote(input) and not is_remote(output):
         refuse_inside(Path(os.path.abspath(output)), Path(os.path.abspath(input)))
@@ -41,10 +42,11 @@ def copy(input: str, output: str, *, quiet: bool = True) -> int:
     listed = output_files.parse_sums(source.read(output_files.SUMS), place)
     if MANIFEST not in listed:
         raise UserError(f"damaged {place}: it does not list {MANIFEST}; copy the folder again")
+    # The file of sums is copied, too, although it does not list itself.
     sizes = {name: source.size(name) for name in [*listed, output_files.SUMS]}
     with _target(output, set(sizes)) as target, Reporter("copying", sum(sizes.values()), ["MB"], quiet) as reporter:
         done = 0
-        # A manifest means that all other files exist.
+        # The manifest comes last, because it means that all other files exist.
         for names in (sorted(set(listed) - {MANIFEST}), [output_files.SUMS], [MANIFEST]):
             with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
                 for size in pool.map(lambda name: _copy_file(source, target, name, listed.get(name)), names):
@@ -55,16 +57,16 @@ def copy(input: str, output: str, *, quiet: bool = True) -> int:
 
 @contextlib.contextmanager
 def _target(output: str, names: set[str]) -> Iterator[Folder]:
-    """The folder to write to. In a store it may hold what a stopped copy of these files left, and nothing else."""
+    """Opens the folder to write to. In a store, it may hold files of a stopped copy, and no others."""
     if not is_remote(output):
         with atomic_folder(Path(os.path.abspath(output))) as folder:
             yield Folder(str(folder))
         return
     target = Folder(output)
-    there = target.names()
-    if MANIFEST in there:
+    existing = target.names()
+    if MANIFEST in existing:
         raise UserError(f"output {output} exists. Choose another --output, or remove it first")
-    if others := there - names:
+    if others := existing - names:
         raise UserError(f"{output} holds {min(others)}, which is not part of the output. Choose another --output")
     yield target
 
@@ -77,12 +79,13 @@ def _copy_file(source: Folder, target: Folder, name: str, sha256: str | None) ->
     return size
 
 
+@dataclass(frozen=True)
+class Options:
+    input: str = option(help="a finished output", metavar="DIR_OR_URL")
+    output: str = option(help="gs://BUCKET/NAME, s3://BUCKET/NAME or DIR", metavar="URL_OR_DIR")
+
+
 def main(arguments: Sequence[str]) -> None:
-    parser = Parser("bert-jax copy-examples", DESCRIPTION)
-    parser.add_argument("--input", required=True, metavar="DIR_OR_URL", help="a finished output")
-    parser.add_argument(
-        "--output", required=True, metavar="URL_OR_DIR", help="gs://BUCKET/NAME, s3://BUCKET/NAME or DIR"
-    )
-    given = parser.parse_args(arguments)
-    size = copy(given.input, given.output, quiet=False)
-    print(f"{given.output}: {size / 1e6:.1f} MB, every file verified by {output_files.SUMS}")
+    options = parse("bert-jax copy-examples", DESCRIPTION, Options, arguments)
+    size = copy(options.input, options.output, quiet=False)
+    print(f"{options.output}: {size / 1e6:.1f} MB, every file verified by {output_files.SUMS}")

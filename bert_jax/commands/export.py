@@ -1,12 +1,12 @@
 """Exports a checkpoint in the format of other software."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from bert_jax import command_line
+from bert_jax.config.options import option, parse
 from bert_jax.interop.export import FORMATS, export
 from bert_jax.interop.huggingface_export import describe
-from bert_jax.interop.loaded_model import PARTS
-from bert_jax.interop.open_checkpoint import add_average_flag
+from bert_jax.interop.open_checkpoint import CheckpointOptions
 
 DESCRIPTION = """Exports a checkpoint for use in other software.
 
@@ -15,48 +15,43 @@ DESCRIPTION = """Exports a checkpoint for use in other software.
 hf         Hugging Face format: model.safetensors, config.json, tokenizer files, README.md (a model card).
            AutoTokenizer and BertForPreTraining (or the class for the model's heads) open it with
            from_pretrained("exported"). config.json also keeps the task for bert_jax: labels, maximum length, and
-           pooling, normalization and prompts of vectors. The padding rows of the vocabulary are removed. An error names
-           whatever no family's format can hold (a relative position encoding, a CRF). Of an ELECTRA run, hf, stablehlo
-           and onnx write the discriminator, and with --part generator the generator.
+           pooling, normalization and prompts of vectors. The vocabulary's padding rows are removed. An error names
+           parts that no family's format can hold (a relative position encoding, a CRF). Of an ELECTRA run, hf,
+           stablehlo and onnx write the discriminator, or with --part generator the generator.
 orbax      the weights without the optimizer state, in the format of a workdir at step 0: for sharing, for another
            JAX program, or for bert_jax itself.
-stablehlo  programs for every platform of JAX that run without bert_jax: hidden_states.stablehlo and, if the model has
-           heads, predictions.stablehlo, or if it was fine-tuned for vectors, text_vectors.stablehlo, for any batch size
-           and length; with their parameters, the tokenizer, programs.json (inputs and outputs, settings of vectors) and
-           README.md, which shows how to run one. This is not a checkpoint: keep the workdir.
-onnx       a program for onnxruntime, for any batch size and length: model.onnx, with the names of inputs and outputs
-           that transformers uses, config.json, tokenizer files, README.md. For models with a Hugging Face format. It is
-           compared with the model in onnxruntime before it is written. Needs the extra onnx (docs/install.md). This is
-           not a checkpoint: keep the workdir.
+stablehlo  programs for every platform of JAX, for any batch size and length, that run without bert_jax:
+           hidden_states.stablehlo and, if the model has heads, predictions.stablehlo, or for a model of vectors
+           text_vectors.stablehlo; with parameters, the tokenizer, programs.json (inputs, outputs, settings of vectors)
+           and README.md, which shows how to run one. This is not a checkpoint: keep the workdir.
+onnx       a program for onnxruntime, for any batch size and length, of a model with a Hugging Face format: model.onnx
+           with transformers' names of inputs and outputs, config.json, tokenizer files, README.md. It is compared with
+           the model before it is written. Needs the extra onnx (docs/install.md). Not a checkpoint: keep the workdir.
 peft       LoRA's adapters and the trained head alone, as peft saves them: adapter_config.json and
-           adapter_model.safetensors. They refer to the Hugging Face folder of the base model, which is init_from, or
-           --base DIR. The other formats merge adapters into the matrices that they adapt.
+           adapter_model.safetensors. They refer to the base model's Hugging Face folder: init_from, or --base DIR.
+           The other formats merge adapters into the matrices that they adapt.
 sentence_transformers
-           the Hugging Face format of the encoder alone, with modules.json, pooling, normalization, prompts and maximum
-           length, as SentenceTransformer("exported") opens it. They are those of a checkpoint that was fine-tuned for
-           vectors (the recipe embedding) or read from such a folder; of any other, the mean of its tokens.
+           the encoder alone in Hugging Face format, with modules.json, pooling, normalization, prompts and maximum
+           length, as SentenceTransformer("exported") opens it. A checkpoint that was not fine-tuned for vectors (the
+           recipe embedding), or read from such a folder, gets the mean of its tokens.
 
---dtype bfloat16 halves the parameters of hf, sentence_transformers and stablehlo, and the programs of stablehlo then
-also compute their matmuls in bfloat16. bfloat16 has 8 significant bits, so each parameter changes by at most 1 part in
-256. --dtype int8 is for onnx: int8 matrices, and activations that onnxruntime rounds for each batch. README.md of the
-export has its difference from float32. The default is float32, or for hf and sentence_transformers the dtype of the
-file that a model was read from, if its parameters have not changed since.
+--dtype bfloat16 halves the parameters of hf, sentence_transformers and stablehlo, whose matmuls then run in bfloat16,
+too. With its 8 significant bits, each parameter changes by at most 1 part in 256. --dtype int8 is for onnx: int8
+matrices, and activations that onnxruntime rounds for each batch; README.md has the difference from float32. The default
+is float32, or for hf and sentence_transformers the dtype of the file that a model was read from, if its parameters are
+the same."""
 
-CHECKPOINT is a workdir, a step in it (runs/base/checkpoints/1000), an export, a Hugging Face folder, or
-hf:NAME (org/name), a model of the Hugging Face Hub."""
+
+@dataclass(frozen=True, kw_only=True)
+class Options(CheckpointOptions):
+    output: str = option(help="the folder to create; it must not exist", metavar="DIR")
+    format: str = option("hf", f"see above: {', '.join(FORMATS)}")
+    dtype: str = option("", "float32, bfloat16 or int8; see above")
+    part: str = option("", "ELECTRA: discriminator or generator; default: discriminator, orbax: both")
+    base: str = option("", "peft: the Hugging Face folder of the base model", metavar="DIR")
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command_line.Parser("bert-jax export", DESCRIPTION)
-    parser.add_argument("--checkpoint", required=True, help="the checkpoint to export")
-    parser.add_argument("--format", default="hf", help=f"one of {', '.join(FORMATS)} (default: hf)")
-    parser.add_argument("--dtype", default="", help="float32, bfloat16 or int8; see above")
-    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to create; it must not exist")
-    parser.add_argument(
-        "--part", default="", help=f"of an ELECTRA run: {' or '.join(PARTS)} (default: discriminator, orbax: both)"
-    )
-    parser.add_argument("--base", default="", metavar="DIR", help="of peft: the Hugging Face folder of the base model")
-    add_average_flag(parser)
-    options = parser.parse_args(arguments)
+    options = parse("bert-jax export", DESCRIPTION, Options, arguments)
     loaded = export(**vars(options))
     print(f"{options.output}: {describe(loaded)}")

@@ -1,9 +1,9 @@
-"""Compares the layers of a checkpoint by small tagging heads that are trained on their frozen vectors."""
+"""Compares a checkpoint's layers by small tagging heads, which are trained on their frozen vectors."""
 
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bert_jax import command_line
 from bert_jax import config as config_lib
 from bert_jax.config import FinetuneConfig, loading
-from bert_jax.config.options import add_flags
+from bert_jax.config.options import option, parse_known
 from bert_jax.errors import UserError
-from bert_jax.interop.open_checkpoint import add_average_flag
+from bert_jax.interop.open_checkpoint import CheckpointOptions
 from bert_jax.model.outputs import LAYERS, MIX
 from bert_jax.storage.files import refuse_existing, write_json
 from bert_jax.tasks.features import FeatureOptions, features
@@ -32,25 +31,25 @@ PUBLISHED = {
     "sum_all": 95.5,
 }
 
-DESCRIPTION = f"""Trains a small tagging head on the frozen vectors of each layer of a model, and compares the layers.
+DESCRIPTION = f"""Compares a model's layers: trains a small tagging head on the frozen vectors of each.
 
   bert-jax features --checkpoint CHECKPOINT --config tagging:task=conll2003 --output layers.json
   bert-jax features --checkpoint CHECKPOINT --config tagging:task=ewt --layers last,4 --head linear
 
-A word is represented by the vector of its first piece. --layers is all, or a comma-separated list of
-{", ".join(LAYERS)}, mix, or numbers (0: the embeddings); see
-bert-jax embed --help. With mix, each head learns a weight for the embeddings and for each layer
-(Peters et al. 2018, section 3.2); the weights are printed.
+A word has the vector of its first piece. --layers is all, or a comma-separated list of
+{", ".join(LAYERS)}, mix, or numbers (0: the embeddings), as
+in bert-jax embed --help. With mix, a head learns a weight for the embeddings and every layer (Peters et al. 2018,
+section 3.2); the weights are printed.
 
-The head is a two-layer BiLSTM (Devlin et al. 2019, section 5.3, use --hidden 768) or a linear layer. Its training stops
-when the task's first metric on dev no longer improves. One head is trained for each layer and seed. The vectors are
-computed once and stored in a temporary folder (--scratch) until the command ends; their size is printed at the start.
+The head is a two-layer BiLSTM (Devlin et al. 2019, section 5.3, use --hidden 768) or a linear layer. One is trained for
+each layer and seed, until the task's first metric on dev no longer improves. The vectors are computed once and stored
+in a temporary folder (--scratch) until the command ends; their size is printed at the start.
 
 Only the task.* keys of the configuration are used; the flags below set how the heads are trained."""
 
 
 def result_table(result: dict[str, Any], metric: str) -> Table:
-    """Returns a table with one row per layer; for CoNLL-2003 it includes published figures of another model."""
+    """Returns a table with a row for each layer; for CoNLL-2003, it includes published figures of another model."""
     published = result["task"] == "conll2003" and metric == "f1"
     head = result["head"]["head"]
     title = f"{result['task']}: {head} head on frozen vectors, {metric} in %, {len(result['seeds'])} seed(s)"
@@ -76,49 +75,39 @@ def result_table(result: dict[str, Any], metric: str) -> Table:
     return shown
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(FeatureOptions, CheckpointOptions):
+    config: str = option(help="a tagging recipe, such as tagging:task=conll2003", metavar="RECIPE")
+    output: str = option("", "write the results here, too; must not exist yet", metavar="FILE.json")
+
+
 def main(arguments: Sequence[str]) -> None:
-    parser = command_line.Parser("bert-jax features", DESCRIPTION)
-    parser.add_argument(
-        "--checkpoint",
-        required=True,
-        help="a workdir, a step in it, an export, a Hugging Face folder, or hf:NAME",
-    )
-    parser.add_argument("--config", required=True, help="a tagging recipe, such as tagging:task=conll2003")
-    add_flags(parser, FeatureOptions)
-    parser.add_argument("--output", default="", metavar="FILE.json", help="write the results here; must not exist yet")
-    add_average_flag(parser)
-    known, overrides = parser.parse_known_args(list(arguments))
+    options, overrides = parse_known("bert-jax features", DESCRIPTION, Options, arguments)
     enable_compilation_cache()
+    # Mistakes are reported before the model is opened and its vectors are computed, which takes minutes.
     for override in overrides:
         _refuse_without_effect(override)
-    if known.output:
-        refuse_existing(Path(known.output))
-    result = features(
-        known.checkpoint,
-        config_lib.from_flags(FinetuneConfig, known.config, overrides),
-        FeatureOptions(**{item.name: getattr(known, item.name) for item in fields(FeatureOptions)}),
-        average=known.average,
-        quiet=False,
-    )
-    if known.output:
-        write_json(Path(known.output), result)
+    if options.output:
+        refuse_existing(Path(options.output))
+    config = config_lib.from_flags(FinetuneConfig, options.config, overrides)
+    result = features(options.checkpoint, config, options, average=options.average, quiet=False)
+    if options.output:
+        write_json(Path(options.output), result)
+    # The first metric of the task is the one by which training stops; the table shows it for every layer.
     metric = next(iter(next(iter(result["layers"].values()))["dev"]))
     Console(stderr=True).print(result_table(result, metric))
     print(json.dumps(result))
 
 
-def _flags() -> set[str]:
-    """The names of all flags that set how heads are trained."""
-    return {name for item in fields(FeatureOptions) for name in (item.name, *item.metadata["aliases"])}
-
-
 def _refuse_without_effect(override: str) -> None:
-    """Raises UserError for a key of the configuration other than the task's, which would change nothing."""
+    """Raises UserError for a configuration key outside task.*, which would change nothing."""
+    # An argument may be a key (--config.task.text), or a short flag of the other commands (--text) that sets one.
     match = re.match(r"--?(?:config\.)?([\w.]+)", override)
     key = loading.KEYS.get(match[1], match[1]) if match else "task."
     if not key.startswith("task."):
         section, _, name = key.rpartition(".")
-        same = section in ("", "optimizer") and name in _flags()
+        flags = {name for item in fields(FeatureOptions) for name in (item.name, *item.metadata["aliases"])}
+        same = section in ("", "optimizer") and name in flags
         advice = f"use --{name}" if same else "the flags of --help set how heads are trained"
         raise UserError(f"--config.{key} has no effect on features, which trains heads only; {advice}")
 

@@ -4,31 +4,28 @@ import re
 import shutil
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import bert_jax.lineage  # noqa: F401 (adds its encoders to the choices)
-from bert_jax import command_line
 from bert_jax.config import FinetuneConfig, PretrainConfig
-from bert_jax.config.options import Key, keys
+from bert_jax.config.options import Key, keys, option, parse
 from bert_jax.errors import UserError
 
 DESCRIPTION = """Lists the keys that --config.KEY=VALUE sets, with type, default and meaning.
 
-  bert-jax keys                     all of them
-  bert-jax keys learning_rate       those whose name or meaning has this text (a regular expression)
+  bert-jax keys                     all keys
+  bert-jax keys learning_rate       keys whose name or meaning matches this regular expression
   bert-jax keys '^task\\.crf'
 
-Keys of one command alone are marked [pretrain] or [finetune]. A recipe may have other defaults. In model.*, None keeps
-the value of model.preset.
+Keys that only one command has are marked [pretrain] or [finetune]. A recipe may have other defaults. In model.*, None
+keeps the value of model.preset.
 """
 
 CONFIGS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
 
 
 def matches(pattern: str) -> list[tuple[Key, str]]:
-    """Returns the keys whose name or meaning matches, by name, and the only command that has them (empty: both).
-
-    Raises UserError for a pattern that is not a regular expression.
-    """
+    """Returns the keys whose name or meaning matches, by name, and the only command that has them (empty: both)."""
     try:
         expression = re.compile(pattern, re.IGNORECASE)
     except re.error as error:
@@ -40,6 +37,7 @@ def matches(pattern: str) -> list[tuple[Key, str]]:
         for key in own:
             if not (expression.search(key.name) or expression.search(key.meaning)):
                 continue
+            # Keys are equal if type, default and meaning are, too; otherwise each command's own is listed.
             if key not in others:
                 listed.append((key, command))
             elif command == next(iter(CONFIGS)):  # a key of both is listed once
@@ -47,10 +45,13 @@ def matches(pattern: str) -> list[tuple[Key, str]]:
     return sorted(listed, key=lambda match: (match[0].name, match[1]))
 
 
+@dataclass(frozen=True)
+class Options:
+    pattern: str = option("", "a regular expression", metavar="PATTERN", positional="?")
+
+
 def main(arguments: Sequence[str]) -> None:
-    parser = command_line.Parser("bert-jax keys", DESCRIPTION)
-    parser.add_argument("pattern", nargs="?", default="", metavar="PATTERN", help="a regular expression")
-    pattern = parser.parse_args(list(arguments)).pattern
+    pattern = parse("bert-jax keys", DESCRIPTION, Options, arguments).pattern
     listed = matches(pattern)
     if not listed:
         raise UserError(f"no key or meaning matches {pattern!r}. `bert-jax keys` lists all")

@@ -1,8 +1,8 @@
-"""The command `bert-jax`, also `python -m bert_jax`: every command of bert_jax and data_prep by one name.
+"""The command `bert-jax`, also `python -m bert_jax`.
 
     bert-jax pretrain --config bert_base --workdir runs/base ...
 
-imports bert_jax.commands.pretrain and calls its main. Importing this module imports neither jax nor numpy.
+imports bert_jax.commands.pretrain and calls its main. This module imports neither jax nor numpy.
 """
 
 import difflib
@@ -16,7 +16,7 @@ from bert_jax import command_line
 from bert_jax.errors import UserError
 from bert_jax.host import keep_freed_memory
 
-# The commands by job, and what each does. The main of bert_jax/commands/NAME.py runs it, with _ for -.
+# The commands by job, with their descriptions. The main of bert_jax/commands/NAME.py runs one, with _ for -.
 JOBS: dict[str, dict[str, str]] = {
     "Start": {
         "quickstart": "run all steps from text to an exported BERT, in 10 minutes",
@@ -57,7 +57,7 @@ MODULES = {name: f"bert_jax.commands.{name.replace('-', '_')}" for listed in JOB
 
 
 def listing() -> str:
-    """The help text of bert-jax: its commands by job."""
+    """Returns the help text of bert-jax: its commands by job."""
     width = max(map(len, MODULES))
     lines = ["bert-jax takes raw text to a pretrained, fine-tuned and exported encoder (BERT and its family).", ""]
     lines += ["usage: bert-jax COMMAND [OPTIONS]", ""]
@@ -70,7 +70,11 @@ def listing() -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs a command by its name, in which _ may stand for -. Raises UserError for an unknown name."""
+    """Runs a command by its name, in which _ may stand for -.
+
+    Raises:
+        UserError: The name is unknown, or the command raises it.
+    """
     name, *rest = arguments or ["--help"]
     name = name.replace("_", "-")
     if name in ("--help", "-h", "help"):
@@ -78,22 +82,18 @@ def main(arguments: Sequence[str]) -> None:
     elif name == "--version":
         print(f"bert-jax {bert_jax.__version__}")
     elif name in MODULES:
-        _prepare_process(name)
+        # Settings that come too late once the command's module has imported numpy or jax.
+        if name in ("pretrain", "finetune"):
+            keep_freed_memory()
+        elif name in JOBS["Prepare text"]:
+            # None of these commands multiplies matrices, but numpy would start a thread per core in each process, and
+            # these spin for a while.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         importlib.import_module(MODULES[name]).main(rest)
     else:
         near = difflib.get_close_matches(name, MODULES, n=1, cutoff=0.5)
         advice = f"Did you mean {near[0]}?" if near else "bert-jax --help lists them"
         raise UserError(f"bert-jax has no command {arguments[0]}. {advice}")
-
-
-def _prepare_process(name: str) -> None:
-    """Makes the settings that come too late once the module of the command has imported numpy or jax."""
-    if name in ("pretrain", "finetune"):
-        keep_freed_memory()
-    elif name in JOBS["Prepare text"]:
-        # No command of this job multiplies matrices, but numpy would start a thread per core in each process, and
-        # these spin for a while.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def start() -> NoReturn:

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.command_line import Parser
+from bert_jax.config.options import option, parse
 from bert_jax.data.manifest import MANIFEST
 from bert_jax.errors import UserError
 from bert_jax.storage.remote import find_files
@@ -13,7 +14,7 @@ from data_prep.merge import merge
 DESCRIPTION = """\
 Joins outputs of bert-jax build-examples.
 
-Parts of one job, which may run on different machines at the same time, each on its share of the files (I: 0 to 15):
+Parts of one job may run on different machines at the same time, on their shares of the files (I: 0 to 15):
 
   bert-jax build-examples --part $I/16 --input 'text/*.xz' --tokenizer vocab --output parts/$I ...
   bert-jax merge-shards --input 'parts/*' --output data/books
@@ -23,26 +24,30 @@ The result is that of one job with --part all/16, byte for byte. More text, at t
   bert-jax build-examples --part +16 --input 'more/*.xz' --tokenizer data/books/tokenizer --output more ...
   bert-jax merge-shards --input data/books,more --output data/books_2
 
-The new part has a number of its own (+16), and all other options are those of the first output. Rows, sequence keys and
-held-out documents of the first output stay as they are. The manifest lists the shares. Shards are linked, or copied
-where the file system cannot link. --dedup compares documents of one share only; bert-jax clean compares all.
+The new part has its own number (+16); all other options are as in the first output, whose rows, sequence keys and
+held-out documents stay as they are. The manifest lists the shares. Shards are linked, or copied if the file system
+cannot link. --dedup compares documents of one share only; bert-jax clean compares all.
 """
 
 
 def folders(pattern: str) -> list[Path]:
-    """The outputs that comma-separated patterns name. Raises UserError for a pattern without one."""
-    found: list[Path] = []
+    """Returns the outputs that match comma-separated patterns. Raises UserError for a pattern without one."""
+    listed: list[Path] = []
     for part in filter(None, map(str.strip, pattern.split(","))):
+        # A pattern such as parts/* may also match folders of jobs that have not ended.
         matches = [Path(match.path) for match in find_files(part) if (Path(match.path) / MANIFEST).exists()]
         if not matches:
             raise UserError(f"--input {part!r} matches no output of build_examples, which has a {MANIFEST}")
-        found += matches
-    return list(dict.fromkeys(found))
+        listed += matches
+    return list(dict.fromkeys(listed))  # in order, without repetitions
+
+
+@dataclass(frozen=True)
+class Options:
+    input: str = option(help="outputs, or patterns, separated by commas", metavar="DIRS")
+    output: str = option(help="the folder to create", metavar="DIR")
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = Parser("bert-jax merge-shards", DESCRIPTION)
-    parser.add_argument("--input", required=True, metavar="DIRS", help="outputs, or patterns, separated by commas")
-    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to create")
-    flags = parser.parse_args(list(arguments))
-    merge(folders(flags.input), Path(os.path.abspath(flags.output)), quiet=False)
+    options = parse("bert-jax merge-shards", DESCRIPTION, Options, arguments)
+    merge(folders(options.input), Path(os.path.abspath(options.output)), quiet=False)

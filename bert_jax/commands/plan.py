@@ -1,63 +1,69 @@
 """Estimates the memory and time of a recipe's training step on TPUs or GPUs, on a machine that has none."""
 
-import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax import command_line
 from bert_jax import config as config_lib
 from bert_jax.config import PretrainConfig
+from bert_jax.config.options import at_least, check, option, parse_known
 from bert_jax.errors import UserError
 
-DESCRIPTION = """Compiles a recipe's training step for TPUs or GPUs, none of which is needed, and reports whether it
-fits the memory, how long a step and the whole run take, and what the input must deliver (docs/plan.md).
+DESCRIPTION = """Compiles a recipe's training step for TPUs or GPUs, and needs none. It reports whether the step fits
+the memory, how long a step and the whole run take, and how fast the input must be (docs/plan.md).
 
   bert-jax plan --config bert_base --topology v5litepod-16 --seq_len 128 --config.batch_size=4096
   bert-jax plan --config bert_base --topology h100:8 --seq_len 128 --config.batch_size=2048
 
-TPUs are named as clouds name them (v5litepod-16, v6e-256; v4-64 and v5p-64 count two TensorCores for each chip), or by
-their shape in chips: v5e:4x4, v4:2x2x4, tpu7x:2x2x2. They need libtpu, which is in the extra tpu (docs/install.md).
-GPUs are KIND, KIND:N, or KIND:NxHOSTS for N in each of several hosts: a100:8, h100, h100:8x4, h200:8, b200:8. They need
-jax's CUDA plugin, which is in the extras gpu12 and, for CUDA 13, gpu.
+TPUs have the names of clouds (v5litepod-16, v6e-256; v4-64 and v5p-64 count two TensorCores per chip), or their shape
+in chips: v5e:4x4, v4:2x2x4, tpu7x:2x2x2. They need libtpu, from the extra tpu (docs/install.md). GPUs are KIND, KIND:N,
+or KIND:NxHOSTS for N in each of several hosts: a100:8, h100, h100:8x4, h200:8, b200:8. They need jax's CUDA plugin,
+from the extras gpu12 or, for CUDA 13, gpu.
 
-Memory is the compiler's own count. Time on TPUs is the sum of the cycles that the compiler estimates for each
-instruction; on GPUs it is a roofline of total FLOPs and memory traffic. The rows are those of --config.data.train or
-data.mixture, or of --seq_len. Compiling takes one to several minutes; --config.model.layer_loop=scan compiles fastest.
+Memory is the compiler's own count. Time on TPUs is the sum of the compiler's cycle estimates for all instructions; on
+GPUs it is a roofline of total FLOPs and memory traffic. Rows are as in --config.data.train or data.mixture, or as
+--seq_len says. Compiling takes one to several minutes; --config.model.layer_loop=scan compiles fastest.
 """
 
 
-def main(arguments: Sequence[str]) -> None:
-    parser = command_line.Parser("bert-jax plan", DESCRIPTION)
-    add = parser.add_argument
-    add("--config", required=True, help="a pretraining recipe; --config.KEY=VALUE sets a key")
-    add("--topology", required=True, help="a TPU slice, such as v5litepod-16 or v5e:4x4, or GPUs, such as h100:8")
-    add("--slices", type=_positive, default=1, help="number of TPU slices (default: 1)")
-    add(
-        "--seq_len",
-        "--max_length",
-        type=_positive,
+@dataclass(frozen=True)
+class Options:
+    config: str = option(help="a pretraining recipe; --config.KEY=VALUE sets a key", metavar="RECIPE")
+    topology: str = option(help="TPUs, such as v5litepod-16 or v5e:4x4, or GPUs, such as h100:8", metavar="NAME")
+    slices: int = option(1, "number of TPU slices", metavar="N", valid=at_least(1))
+    seq_len: int | None = option(
+        None,
+        "positions per row; default: those of --config.data.train, else the model's, at most 512",
         metavar="T",
-        help="positions per row (default: those of --config.data.train, else the model's, at most 512)",
+        aliases=["max_length"],
+        valid=at_least(1),
     )
-    add(
-        "--vocab_size",
-        type=_positive,
-        help="vocabulary size (default: that of --config.data.train, or of the checkpoint of "
-        "--config.model.preset=checkpoint, else 30522)",
+    vocab_size: int | None = option(
+        None,
+        "vocabulary size; default: that of --config.data.train, or of the checkpoint of "
+        "--config.model.preset=checkpoint, else 30522",
+        metavar="V",
+        valid=at_least(1),
     )
-    add("--json", type=Path, help="also write the plan to this JSON file")
-    add("--html", type=Path, help="also write the plan to this HTML page")
-    known, overrides = parser.parse_known_args(list(arguments))
-    for path in (known.json, known.html):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise UserError(
-                f"cannot write {path.name}: {path.absolute().parent} does not exist; create the folder or choose "
-                "another file"
-            )
-    config = _recipe(known.config, overrides)
-    # Neither the description of the devices nor the traced functions may use those of this machine. The imports below
-    # load jax, so they follow the setting.
+    json: Path | None = option(None, "also write the plan to this JSON file", metavar="FILE")
+    html: Path | None = option(None, "also write the plan to this HTML page", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        check(self)
+        for path in (self.json, self.html):
+            if path is not None and not path.absolute().parent.is_dir():
+                folder = path.absolute().parent
+                raise UserError(
+                    f"cannot write {path.name}: {folder} does not exist; create the folder or choose another file"
+                )
+
+
+def main(arguments: Sequence[str]) -> None:
+    options, overrides = parse_known("bert-jax plan", DESCRIPTION, Options, arguments)
+    config = config_lib.from_flags(PretrainConfig, options.config, overrides)
+    # Neither the description of devices nor traced functions may use this machine's devices. The imports below load
+    # jax, so they follow the setting.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from bert_jax.planning.compile import RowSpec, with_architecture
     from bert_jax.planning.estimate import document, estimate
@@ -66,22 +72,11 @@ def main(arguments: Sequence[str]) -> None:
     from bert_jax.reporting import page
     from bert_jax.storage.files import write_json
 
-    config, vocab_size = with_architecture(config, known.vocab_size)
-    rows = RowSpec.of(config, known.seq_len, vocab_size)
-    found = estimate(config, open_topology(known.topology, known.slices), rows)
-    reporting_document.print_document(document(found))
-    if known.json:
-        write_json(known.json, found.as_json())
-    if known.html:
-        known.html.write_text(page.render(document(found)), encoding="utf-8")
-
-
-def _recipe(name: str, overrides: Sequence[str]) -> PretrainConfig:
-    """Loads a recipe. Raises UserError for one that is not a pretraining recipe."""
-    return config_lib.from_flags(PretrainConfig, name, overrides)
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
-    return int(text)
+    config, vocab_size = with_architecture(config, options.vocab_size)
+    rows = RowSpec.of(config, options.seq_len, vocab_size)
+    estimated = estimate(config, open_topology(options.topology, options.slices), rows)
+    reporting_document.print_document(document(estimated))
+    if options.json:
+        write_json(options.json, estimated.as_json())
+    if options.html:
+        options.html.write_text(page.render(document(estimated)), encoding="utf-8")

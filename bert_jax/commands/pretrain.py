@@ -1,13 +1,13 @@
 """Pretrains an encoder on shards, and prints the result as JSON."""
 
-import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
-from bert_jax import command_line
 from bert_jax import config as config_lib
 from bert_jax.config import PretrainConfig, loading
+from bert_jax.config.options import option, parse_known
 from bert_jax.pretraining import pretrain
 from bert_jax.train import distributed
 from bert_jax.train.compilation import enable_compilation_cache, write_on_every_host
@@ -15,79 +15,59 @@ from bert_jax.train.describe import VERBOSE
 
 Config = TypeVar("Config")
 
-DESCRIPTION = f"""Pretrains a bidirectional encoder by masked language modeling, together with next-sentence or
-sentence-order prediction where the shards have such labels. A causal model (see the recipe gpt) is
-trained to predict the next token.
+DESCRIPTION = f"""Pretrains an encoder on shards by masked language modeling, and by next-sentence or sentence-order
+prediction if the shards have such labels. A causal model (the recipe gpt) learns to predict the next token.
 
   bert-jax pretrain --config bert_tiny --workdir runs/tiny --config.data.train=shards
 
---config.KEY=VALUE sets a key of the recipe. Frequently used keys:
-
-  steps=1000, budget_minutes=30   the length of the run
-  tokens=5e8 steps=0              a length in tokens; then also optimizer.schedule.warmup_tokens, decay_tokens
-  batch_size=64                   rows per batch
-  batch_schedule='{{0: 256, 10000: 512}}'
-                                  a batch size that changes at the given steps
-  compute_dtype=float32           the precision of the computation
-  init_from=CHECKPOINT            initial parameters: a bert_jax checkpoint, a Hugging Face folder, or
-                                  hf:NAME, a model of the Hugging Face Hub
-  init_layers=0,2,4,7,9,11        ... of these of its layers only
-  distill.teacher=CHECKPOINT      also learn from this model (docs/adapting.md, the recipe distilbert)
-  branch_from=RUN/checkpoints/STEP
-                                  a run that begins there, with its optimizer state: a decay phase
-  model.preset=checkpoint         the architecture of that checkpoint
-  model.norm=pre                  one part of the architecture; every part has such a key
-  data.mask_rate=0.2              the rate of dynamic masking; none: that of the shards, not the recipe's
-  data.mask_schedule='{{0: 0.30, 50000: 0.15}}'
-                                  a mask rate that changes at the given steps
-  data.mask_shape=linear          ... and linearly between them
-  data.mixture="{{wiki: ('DIR', 0.7), books: ('DIR', 0.3)}}"
-                                  several shards instead of data.train, with their shares of the rows
-  data.mixture="{{de: 'DIR', th: 'DIR'}}" data.mixture_alpha=0.3
-                                  ... with shares by their numbers of tokens to the power 0.3
-  data.cache_bytes=8e9            read rows in shuffled windows of so much memory, straight from where the shards
-                                  are, if they do not fit a local disk (docs/scaling.md)
-  data.phases="{{900000: 'DIR'}}"   other shards, or a mixture, from the given step on, e.g. of length
-                                  512 after 128
-  objective=NAME                  mlm, causal, replaced_tokens, diffusion, phases; objective.KEY sets its options
-  optimizer.learning_rate=1e-3    the peak learning rate
-  optimizer=NAME                  adamw, lamb, muon or stable_adamw
-  optimizer.schedule=NAME         linear, cosine, wsd, constant or inverse_sqrt
-  optimizer.ema_decay=0.999       a moving average of the parameters
+--config.KEY=VALUE sets a key of the recipe; `bert-jax keys` lists all. Frequently used ones:
+  steps=1000, budget_minutes=30, tokens=5e8   the length of the run
+  batch_size=64, batch_schedule='{{0: 256, 10000: 512}}'    rows per batch, also changing at the given steps
+  init_from=CHECKPOINT, init_layers=0,2,4     initial parameters, also of some layers only
+  model.preset=checkpoint, model.norm=pre     the architecture of that checkpoint, or parts of one
+  distill.teacher=CHECKPOINT                  also learn from this model (docs/adapting.md)
+  branch_from=RUN/checkpoints/STEP            begin there, with its optimizer state: a decay phase
+  data.mask_rate=0.2, data.mask_schedule='{{0: 0.30, 50000: 0.15}}', data.mask_shape=linear
+                                              the rate of dynamic masking, also changing
+  data.mixture="{{wiki: ('DIR', 0.7), books: ('DIR', 0.3)}}"   several shards and their shares of the rows
+  data.mixture="{{de: 'DIR', th: 'DIR'}}" data.mixture_alpha=0.3   shares by tokens to the power 0.3
+  data.phases="{{900000: 'DIR'}}"               other shards from the given step on, e.g. longer rows
+  data.cache_bytes=8e9                        read rows in shuffled windows from shards on no local disk
+  objective=NAME                              mlm, causal, replaced_tokens, diffusion or phases
+  optimizer=NAME, optimizer.learning_rate=1e-3, optimizer.ema_decay=0.999   adamw, lamb, muon or stable_adamw
+  optimizer.schedule=NAME                     linear, cosine, wsd, constant or inverse_sqrt
 
 {loading.help_text(PretrainConfig)}
 
-docs/pretraining.md describes objectives, optimizers and phases. After an interruption, run the same
-command again: training resumes from the newest checkpoint of the workdir. One run at a time may train in a
-workdir; a second one is refused. To view the result, run: bert-jax report WORKDIR
+After an interruption, run the same command again: training resumes from the newest checkpoint. One run at a time may
+train in a workdir. To view the result: bert-jax report WORKDIR. docs/pretraining.md says more.
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(distributed.ProcessOptions):
+    """The flags of a training command; --config.KEY=VALUE sets the rest."""
+
+    config: str = option(help="a recipe by its name, e.g. bert_base, or a file", metavar="RECIPE")
+    workdir: str = option(help="folder of checkpoints and result: local, gs:// or s3://", metavar="DIR")
+    verbose: bool = option(False, VERBOSE)
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Runs the command and prints the result as JSON on the primary process."""
-    config, known = read_arguments("pretrain", DESCRIPTION, PretrainConfig, arguments)
-    with distributed.processes(known):
+    options, config = read_arguments("pretrain", DESCRIPTION, PretrainConfig, arguments)
+    # The processes of a run connect before it touches a device.
+    with distributed.processes(options):
         write_on_every_host()
-        result = pretrain(config, known.workdir, verbose=known.verbose)
+        result = pretrain(config, options.workdir, verbose=options.verbose)
         if distributed.is_primary():
             print(json.dumps(result))
 
 
 def read_arguments(
     command: str, description: str, config_class: type[Config], arguments: Sequence[str]
-) -> tuple[Config, argparse.Namespace]:
-    """Returns the configuration that the arguments of a training command give, and its flags."""
-    parser = command_line.Parser(f"bert-jax {command}", description)
-    parser.add_argument(
-        "--config", required=True, help="a recipe by its name, e.g. bert_base, or a file; --config.KEY=VALUE sets a key"
-    )
-    parser.add_argument(
-        "--workdir",
-        required=True,
-        help="the folder for checkpoints, metrics and the result; on disk, gs://BUCKET/NAME or s3://BUCKET/NAME",
-    )
-    parser.add_argument("--verbose", action="store_true", help=VERBOSE)
-    distributed.add_flags(parser)
-    known, overrides = parser.parse_known_args(list(arguments))
+) -> tuple[TrainOptions, Config]:
+    """Returns the flags of a training command, and the configuration that they give."""
+    options, overrides = parse_known(f"bert-jax {command}", description, TrainOptions, arguments)
     enable_compilation_cache()
-    return config_lib.from_flags(config_class, known.config, overrides), known
+    # Arguments that are no flags are keys of the configuration, such as --config.steps=10.
+    return options, config_lib.from_flags(config_class, options.config, overrides)

@@ -1,7 +1,6 @@
 """Runs all steps from text to an exported BERT, with the commands that a user would type.
 
-`quickstart` lists the stages in order. `Stages` is the output folder: it runs the commands and records each stage's
-time and figures.
+`quickstart` lists the stages in order. `Stages` is the output folder: it runs commands, and records time and figures.
 """
 
 import contextlib
@@ -22,11 +21,11 @@ from rich.console import Console
 from rich.table import Table
 
 import data_prep
-from bert_jax import command_line
 from bert_jax.config import TaskConfig
+from bert_jax.config.options import POSITIVE, Checked, option, parse
 from bert_jax.errors import Stopped, UserError
-from bert_jax.reporting.finetuning import TaggingScore, score_tagger
-from bert_jax.reporting.pretraining import UnigramBaseline, unigram_baseline
+from bert_jax.reporting.finetuning import score_tagger
+from bert_jax.reporting.pretraining import unigram_baseline
 from bert_jax.storage.files import write_json
 from bert_jax.train.describe import VERBOSE
 from bert_jax.train.metrics import duration, read_metrics
@@ -37,9 +36,10 @@ LOG_WIDTH = 110  # of tables if the output is not a terminal
 
 
 class Stages:
-    """A folder and its RECORD: the completed stages, with seconds and figures, and whether all are complete.
+    """The output folder and its RECORD, which lists completed stages with their seconds and figures.
 
-    Raises UserError for a folder whose stages are all complete, and for one with other contents.
+    Raises:
+        UserError: All stages of the folder are complete, or it has other content.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -49,7 +49,7 @@ class Stages:
             self.console.width = LOG_WIDTH
         self.record: dict[str, Any] = {"finished": False, "stages": {}}
         if (self.folder / RECORD).exists():
-            self.record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
+            self.record = self.read(RECORD)
         elif self.folder.exists() and any(self.folder.iterdir()):
             raise UserError(
                 f"{self.folder} already exists and is not the output of a quickstart; choose another --output"
@@ -63,67 +63,81 @@ class Stages:
         self.save()
 
     def path(self, name: str) -> str:
-        """The path of a file in the folder, as an argument of a command."""
+        """Returns the path of a file in the folder, as an argument of a command."""
         return str(self.folder / name)
 
     def exists(self, name: str) -> bool:
-        """Whether an earlier run has made a file already; prints a line if so."""
-        if found := (self.folder / name).exists():
+        """Whether an earlier run has made a file; prints a line if so."""
+        if exists := (self.folder / name).exists():
             self.console.print(f"already exists: {self.path(name)}")
-        return found
+        return exists
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Returns the content of a JSON file in the folder."""
+        return json.loads((self.folder / name).read_text(encoding="utf-8"))
 
     def save(self) -> None:
         write_json(self.folder / RECORD, self.record)
 
     @contextlib.contextmanager
     def stage(self, name: str, description: str) -> Iterator[dict[str, Any]]:
-        """Times a stage. The caller puts its `figures` into the dict, which is recorded if the stage succeeds."""
+        """Times a stage. The caller puts its `figures` into the dictionary, which is recorded if the stage succeeds."""
         self.console.rule(f"[bold]{name}", align="left")
         self.console.print(description)
         entry: dict[str, Any] = {"figures": ""}
         started = time.monotonic()
         yield entry
+        # A stage that was interrupted and resumed took the time of both runs.
         earlier = self.record["stages"].get(name, {}).get("seconds", 0.0)
         entry["seconds"] = round(earlier + time.monotonic() - started, 1)
         self.record["stages"][name] = entry
         self.save()
         self.console.print(f"[green]{entry['figures']}[/]  ({duration(entry['seconds'])})\n")
 
-    def run(self, *arguments: str) -> None:
-        """Prints and runs bert-jax with these arguments; its output is shown.
+    def run(self, command: str, *arguments: str, **flags: Any) -> None:
+        """Prints and runs `bert-jax COMMAND --FLAG VALUE ...`; its output is shown.
 
-        Raises UserError if it fails, and Stopped after SIGTERM, which is forwarded to it.
+        Raises:
+            UserError: It fails.
+            Stopped: After SIGTERM, which is forwarded to it.
         """
-        with self._started(arguments) as process:
+        line = _command_line(command, *arguments, **flags)
+        with self._started(line) as process:
             code = process.wait()
         if code:
-            raise UserError(f"exit code {code} from: {_command_line(arguments)}; its output is above")
+            raise UserError(f"exit code {code} from: {shlex.join(line)}; its output is above")
 
-    def run_and_kill(self, *arguments: str, when: Callable[[], bool]) -> None:
+    def make(self, name: str, command: str, *arguments: str, **flags: Any) -> None:
+        """Runs a command whose --output is a file or folder with this name, unless an earlier run has made it."""
+        if not self.exists(name):
+            self.run(command, *arguments, **flags, output=self.path(name))
+
+    def run_and_kill(self, command: str, *arguments: str, when: Callable[[], bool], **flags: Any) -> None:
         """Runs a command as `run` does, and sends it SIGKILL when `when()` is true.
 
-        Raises UserError if it ends before that.
+        Raises:
+            UserError: It ends before that.
         """
-        with self._started(arguments) as process:
+        line = _command_line(command, *arguments, **flags)
+        with self._started(line) as process:
             while not when():
-                if process.poll() is not None:
-                    line = _command_line(arguments)
-                    raise UserError(f"exit code {process.returncode} before it could be killed, from: {line}")
+                if (code := process.poll()) is not None:
+                    raise UserError(f"exit code {code} before it could be killed, from: {shlex.join(line)}")
                 time.sleep(0.1)
             process.kill()
         if self.console.is_terminal:
             self.console.show_cursor()  # a killed progress bar leaves the cursor hidden
 
     @contextlib.contextmanager
-    def _started(self, arguments: tuple[str, ...]) -> Iterator[subprocess.Popen[bytes]]:
-        self.console.print(f"$ {_command_line(arguments)}", style="bold cyan", markup=False)
+    def _started(self, line: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+        self.console.print(f"$ {shlex.join(line)}", style="bold cyan", markup=False)
         self.console.file.flush()  # before the output of the command
         earlier = signal.signal(signal.SIGTERM, _stop)
-        process = subprocess.Popen([sys.executable, "-m", "bert_jax", *arguments])
+        process = subprocess.Popen([sys.executable, "-m", "bert_jax", *line[1:]])
         try:
             yield process
             process.wait()
-        except BaseException:
+        except BaseException:  # also Stopped, so that no command outlives the quickstart
             process.terminate()
             process.wait()
             raise
@@ -135,8 +149,8 @@ def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise Stopped("SIGTERM: run the same command again to resume the stage that was stopped")
 
 
-def _command_line(arguments: tuple[str, ...]) -> str:
-    return f"bert-jax {shlex.join(arguments)}"
+def _command_line(command: str, *arguments: str, **flags: Any) -> list[str]:
+    return ["bert-jax", command, *arguments, *(part for name in flags for part in (f"--{name}", str(flags[name])))]
 
 
 DESCRIPTION = """Runs all steps from text to an exported BERT, in less than 10 minutes on two cores.
@@ -158,10 +172,10 @@ SENTENCES = (
 
 @dataclass(frozen=True)
 class Plan:
-    """The text and the sizes. Among the sizes tried, these learn most in a few minutes on two cores."""
+    """The text and the sizes. Of all sizes tried, these learn most in a few minutes on two cores."""
 
     minutes: float = 3.5  # of pretraining
-    text: str = ""  # pattern of the input; empty: the books that come with the code
+    text: str = ""  # files of text; empty: the books that come with the code
     vocabulary: int = 4096
     length: int = 32  # positions per row; with 64, as many tokens did not suffice to learn to attend to neighbours
     pairings: int = 4  # of each document, so that few rows repeat
@@ -172,10 +186,11 @@ class Plan:
 
 
 def quickstart(output: str | Path, plan: Plan | None = None) -> dict[str, Any]:
-    """Runs every stage that `output` does not hold yet, and returns the contents of OUTPUT/quickstart.json.
+    """Runs the stages that `output` lacks, and returns the content of OUTPUT/quickstart.json.
 
-    Raises UserError for an output that holds a finished quickstart or other files, for a command that fails, for a run
-    that did not resume from its checkpoint, and for a model that predicts no better than the most frequent token.
+    Raises:
+        UserError: The output holds a finished quickstart or other files, a command fails, a run does not resume from
+            its checkpoint, or the model predicts no better than the most frequent token.
     """
     stages, plan = Stages(output), plan or Plan()
     vocabulary(stages, plan)
@@ -188,33 +203,29 @@ def quickstart(output: str | Path, plan: Plan | None = None) -> dict[str, Any]:
     reports(stages)
     stages.record["finished"] = True
     stages.save()
-    stages.console.rule("[bold]Summary", align="left")
-    stages.console.print(_summary(stages))
-    stages.console.print(_places(stages))
+    _print_summary(stages)
     return stages.record
 
 
 def vocabulary(stages: Stages, plan: Plan) -> None:
     with stages.stage("Vocabulary", "Trains a WordPiece vocabulary on the text.") as entry:
-        if not stages.exists("tokenizer"):
-            stages.run(
-                *("train-tokenizer", "--input", _text(plan), "--output", stages.path("tokenizer")),
-                *("--vocab_size", str(plan.vocabulary), "--lowercase"),
-            )
-        entry["figures"] = f"{plan.vocabulary:,} tokens"
+        size = plan.vocabulary
+        stages.make("tokenizer", "train-tokenizer", "--lowercase", input=_text(plan), vocab_size=size)
+        entry["figures"] = f"{size:,} tokens"
 
 
 def shards(stages: Stages, plan: Plan) -> None:
     with stages.stage("Shards", "Writes pairs of sentences as rows of ids; some documents are held out.") as entry:
-        if not stages.exists("shards"):
-            stages.run(
-                *("build-examples", "--input", _text(plan), "--tokenizer", stages.path("tokenizer")),
-                *("--output", stages.path("shards"), "--seq_len", str(plan.length), "--objective", "nsp"),
-                *("--masking", "dynamic", "--mask_unit", "word", "--dupe_factor", str(plan.pairings)),
-                *("--eval_fraction", str(plan.held_out)),
-            )
-        stages.run("inspect-shards", stages.path("shards"), "--verify", "--show", "2")
-        parts = _read_json(stages.path("shards/manifest.json"))["parts"]
+        stages.make(
+            *("shards", "build-examples", "--objective=nsp", "--masking=dynamic", "--mask_unit=word"),
+            input=_text(plan),
+            tokenizer=stages.path("tokenizer"),
+            seq_len=plan.length,
+            dupe_factor=plan.pairings,
+            eval_fraction=plan.held_out,
+        )
+        stages.run("inspect-shards", stages.path("shards"), "--verify", show=2)
+        parts = stages.read("shards/manifest.json")["parts"]
         entry["figures"] = (
             f"{parts['train']['rows']:,} rows to train on ({parts['train']['tokens']:,} tokens), "
             f"{parts['eval']['rows']:,} held out; every hash verified"
@@ -223,12 +234,11 @@ def shards(stages: Stages, plan: Plan) -> None:
 
 def pretraining(stages: Stages, plan: Plan) -> None:
     arguments = (
-        *("pretrain", "--config", "bert_tiny"),
-        *("--workdir", stages.path("pretrained"), f"--config.data.train={stages.path('shards')}"),
-        *(f"--config.budget_minutes={plan.minutes:g}", f"--config.batch_size={plan.rows}"),
-        *("--config.optimizer.learning_rate=2e-3", "--config.optimizer.schedule.warmup_steps=100"),
-        *("--config.model.dropout=0.0", "--config.eval.every_steps=400"),
-        f"--config.checkpoint.every_minutes={min(0.5, plan.minutes / 4):.3g}",
+        *("--config=bert_tiny", f"--workdir={stages.path('pretrained')}"),
+        *(f"--config.data.train={stages.path('shards')}", f"--config.batch_size={plan.rows}"),
+        *(f"--config.budget_minutes={plan.minutes:g}", "--config.optimizer.learning_rate=2e-3"),
+        *("--config.optimizer.schedule.warmup_steps=100", "--config.model.dropout=0.0"),
+        *("--config.eval.every_steps=400", f"--config.checkpoint.every_minutes={min(0.5, plan.minutes / 4):.3g}"),
         *_verbose(plan),
     )
     description = f"Pretrains for {plan.minutes:g} minutes. After its first checkpoint it is killed, then resumed."
@@ -236,9 +246,9 @@ def pretraining(stages: Stages, plan: Plan) -> None:
         if not stages.exists("pretrained/result.json"):
             if "killed" not in stages.record:
                 _kill_once(stages, arguments)
-            stages.run(*arguments)
+            stages.run("pretrain", *arguments)
         resumed = check_resumed(stages)
-        result = _read_json(stages.path("pretrained/result.json"))
+        result = stages.read("pretrained/result.json")
         trained = f"{result['step']:,} steps, {result['tokens']:,} tokens in {duration(result['seconds'])}"
         entry["figures"] = f"{trained}; {resumed}"
 
@@ -251,7 +261,7 @@ def _kill_once(stages: Stages, arguments: Sequence[str]) -> None:
         saved = latest_step(workdir)
         return saved is not None and _last_step(workdir) > saved
 
-    stages.run_and_kill(*arguments, when=past_checkpoint)
+    stages.run_and_kill("pretrain", *arguments, when=past_checkpoint)
     killed = {"step": _last_step(workdir), "checkpoint": latest_step(workdir), "time": time.time()}
     stages.record["killed"] = killed
     stages.save()
@@ -262,11 +272,12 @@ def _kill_once(stages: Stages, arguments: Sequence[str]) -> None:
 
 
 def check_resumed(stages: Stages) -> str:
-    """Says from which step the run resumed. Raises UserError if the times in its log show that it did not."""
+    """Describes from which step the run resumed. Raises UserError if the times in its log show that it did not."""
     if "killed" not in stages.record:  # the user ran the command to its end
         return "not killed"
     killed = stages.record["killed"]
     lines = read_metrics(Path(stages.path("pretrained")))
+    # A log that resumed has times before the kill up to the checkpoint, and times after it from there on.
     early = [line for line in lines if line["step"] <= killed["checkpoint"]]
     late = [line for line in lines if line["step"] > killed["checkpoint"]]
     kept = early and all(line["time"] < killed["time"] for line in early)
@@ -280,10 +291,18 @@ def check_resumed(stages: Stages) -> str:
 
 def held_out(stages: Stages) -> None:
     with stages.stage("Held out", "Compares the held-out metrics with a unigram baseline.") as entry:
-        result = _read_json(stages.path("pretrained/result.json"))
+        result = stages.read("pretrained/result.json")
         baseline = unigram_baseline(stages.path("shards"))
         stages.record["held_out"] = {**result, "unigram": dataclasses.asdict(baseline)}
-        stages.console.print(_held_out_table(result, baseline))
+        shown = Table("held-out text", "the model", "the unigram baseline")
+        most_frequent = f'{baseline.accuracy:.1%} (always "{baseline.token}")'
+        shown.add_row("masked tokens correct", f"{result['eval_mlm_accuracy']:.1%}", most_frequent)
+        entropy = f"{baseline.loss:.3f} (unigram entropy)"
+        shown.add_row("masked-token loss, nats", f"{result['eval_mlm_loss']:.3f}", entropy)
+        if baseline.next_sentence_accuracy is not None:
+            majority = f"{baseline.next_sentence_accuracy:.1%} (the more frequent label)"
+            shown.add_row("next sentences correct", f"{result['eval_nsp_accuracy']:.1%}", majority)
+        stages.console.print(shown)
         accuracy = result["eval_mlm_accuracy"]
         compared = f"{accuracy:.1%} of the masked tokens correct, the unigram baseline {baseline.accuracy:.1%}"
         entry["figures"] = compared
@@ -291,61 +310,38 @@ def held_out(stages: Stages) -> None:
             raise UserError(f"the model has learnt nothing: {compared}. Give it more --minutes, in another --output")
 
 
-def _held_out_table(result: dict[str, Any], baseline: UnigramBaseline) -> Table:
-    shown = Table("held-out text", "the model", "the unigram baseline")
-    shown.add_row(
-        "masked tokens correct",
-        f"{result['eval_mlm_accuracy']:.1%}",
-        f'{baseline.accuracy:.1%} (always "{baseline.token}")',
-    )
-    shown.add_row("masked-token loss, nats", f"{result['eval_mlm_loss']:.3f}", f"{baseline.loss:.3f} (unigram entropy)")
-    if baseline.next_sentence_accuracy is not None:
-        majority = f"{baseline.next_sentence_accuracy:.1%} (the more frequent label)"
-        shown.add_row("next sentences correct", f"{result['eval_nsp_accuracy']:.1%}", majority)
-    return shown
-
-
 def tagging(stages: Stages, plan: Plan) -> None:
-    with stages.stage(
-        "Tagging", "Fine-tunes on parts of speech (UD English EWT, the part in this repository)."
-    ) as entry:
+    description = "Fine-tunes on parts of speech (UD English EWT, the part in this repository)."
+    with stages.stage("Tagging", description) as entry:
         if not stages.exists("tagger/result.json"):
             stages.run(
-                *("finetune", "--config", "tagging:task=ewt"),
-                *("--workdir", stages.path("tagger"), f"--config.init_from={stages.path('pretrained')}"),
-                *(f"--config.epochs={plan.epochs:g}", f"--config.task.max_length={plan.length}"),
-                *("--config.optimizer.learning_rate=2e-3", "--config.model.dropout=0.1", *_verbose(plan)),
+                *("finetune", "--config=tagging:task=ewt", f"--workdir={stages.path('tagger')}"),
+                *(f"--config.init_from={stages.path('pretrained')}", f"--config.epochs={plan.epochs:g}"),
+                *(f"--config.task.max_length={plan.length}", "--config.optimizer.learning_rate=2e-3"),
+                *("--config.model.dropout=0.1", *_verbose(plan)),
             )
         score = score_tagger(stages.path("tagger"), TaskConfig(name="ewt", max_length=plan.length))
         stages.record["tagging"] = dataclasses.asdict(score)
-        stages.console.print(_tagging_table(score))
-        baseline = f"the word's most frequent tag {score.baseline.accuracy:.1%}"
+        base = score.baseline
+        shown = Table("test words correct", "the model", "the word's most frequent tag")
+        shown.add_row(f"all {base.words:,}", f"{score.accuracy:.1%}", f"{base.accuracy:.1%}")
+        unknown = f"{base.unknown_words:,} not in the training file"
+        shown.add_row(unknown, f"{score.unknown_accuracy:.1%}", f"{base.unknown_accuracy:.1%}")
+        stages.console.print(shown)
+        baseline = f"the word's most frequent tag {base.accuracy:.1%}"
         entry["figures"] = f"{score.accuracy:.1%} of the test words correct, {baseline}"
-
-
-def _tagging_table(score: TaggingScore) -> Table:
-    base = score.baseline
-    unknown = f"{base.unknown_words:,} not in the training file"
-    shown = Table("test words correct", "the model", "the word's most frequent tag")
-    shown.add_row(f"all {base.words:,}", f"{score.accuracy:.1%}", f"{base.accuracy:.1%}")
-    shown.add_row(unknown, f"{score.unknown_accuracy:.1%}", f"{base.unknown_accuracy:.1%}")
-    return shown
 
 
 def exporting(stages: Stages) -> None:
     with stages.stage("Export", "Writes the pretrained model in the Hugging Face format.") as entry:
-        if not stages.exists("exported"):
-            stages.run(
-                *("export", "--checkpoint", stages.path("pretrained")),
-                *("--format", "hf", "--output", stages.path("exported")),
-            )
-        size = sum(file.stat().st_size for file in Path(stages.path("exported")).iterdir())
+        stages.make("exported", "export", checkpoint=stages.path("pretrained"), format="hf")
+        size = sum(file.stat().st_size for file in (stages.folder / "exported").iterdir())
         entry["figures"] = f"{size / 1e6:.1f} MB, for transformers' BertForPreTraining.from_pretrained"
 
 
 def filling(stages: Stages) -> None:
     with stages.stage("Fill masks", "Predicts the masked words of sentences with the exported model.") as entry:
-        stages.run("fill-mask", "--checkpoint", stages.path("exported"), *SENTENCES)
+        stages.run("fill-mask", *SENTENCES, checkpoint=stages.path("exported"))
         entry["figures"] = f"{len(SENTENCES)} sentences"
 
 
@@ -356,19 +352,18 @@ def reports(stages: Stages) -> None:
         entry["figures"] = "2 pages"
 
 
-def _summary(stages: Stages) -> Table:
+def _print_summary(stages: Stages) -> None:
+    """Prints the time and figures of all stages, and the folders to look at."""
+    stages.console.rule("[bold]Summary", align="left")
     shown = Table("stage", "time", "figures")
     entries: dict[str, Any] = stages.record["stages"]
     for name, entry in entries.items():
         shown.add_row(name, duration(entry["seconds"]), entry["figures"])
     shown.add_section()
     shown.add_row("all", duration(sum(entry["seconds"] for entry in entries.values())), "")
-    return shown
-
-
-def _places(stages: Stages) -> Table:
-    shown = Table("where", "what")
-    for name, what in (
+    stages.console.print(shown)
+    places = Table("path", "content")
+    for name, content in (
         ("tokenizer", "the vocabulary, for transformers too"),
         ("shards", "rows for pretraining (docs/data_format.md)"),
         ("pretrained", "the pretraining run: checkpoints, metrics.jsonl, TensorBoard events, result.json"),
@@ -378,47 +373,35 @@ def _places(stages: Stages) -> Table:
         ("exported", "the pretrained model for transformers"),
         (RECORD, "these figures"),
     ):
-        shown.add_row(stages.path(name), what)
-    return shown
-
-
-def _read_json(path: str) -> dict[str, Any]:
-    return json.loads(Path(path).read_text(encoding="utf-8"))
+        places.add_row(stages.path(name), content)
+    stages.console.print(places)
 
 
 def _last_step(workdir: Path) -> int:
-    """The last step that a run has logged; 0 before the first."""
+    """Returns the last step that a run has logged; 0 before the first."""
     lines = read_metrics(workdir)
     return lines[-1]["step"] if lines else 0
 
 
 def _text(plan: Plan) -> str:
-    return plan.text or str(_relative(data_prep.__path__[0]) / "sample/books/*.txt.xz")
+    """Returns the text's files, relative to the current folder if they are in it, as a user would type them."""
+    sample, here = Path(data_prep.__path__[0]) / "sample/books/*.txt.xz", Path.cwd()
+    return plan.text or str(sample.relative_to(here) if sample.is_relative_to(here) else sample)
 
 
 def _verbose(plan: Plan) -> tuple[str, ...]:
     return ("--verbose",) if plan.verbose else ()
 
 
-def _relative(path: str) -> Path:
-    """A path as a user would type it in the current folder."""
-    here = Path.cwd()
-    return Path(path).relative_to(here) if Path(path).is_relative_to(here) else Path(path)
+@dataclass(frozen=True, kw_only=True)
+class Options(Checked):
+    output: str = option(help="the folder for all results", metavar="DIR")
+    minutes: float = option(
+        Plan.minutes, "minutes of pretraining", metavar="M", aliases=["budget_minutes"], valid=POSITIVE
+    )
+    verbose: bool = option(False, VERBOSE)
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command_line.Parser("bert-jax quickstart", DESCRIPTION)
-    parser.add_argument("--output", required=True, metavar="DIR", help="the folder for all results; required")
-    parser.add_argument(
-        "--minutes",
-        "--budget_minutes",
-        type=float,
-        default=Plan.minutes,
-        metavar="M",
-        help=f"minutes of pretraining; default: {Plan.minutes:g}",
-    )
-    parser.add_argument("--verbose", action="store_true", help=VERBOSE)
-    options = parser.parse_args(list(arguments))
-    if options.minutes <= 0:
-        raise UserError(f"--minutes is {options.minutes:g}; it must be greater than 0, e.g. --minutes 3.5")
+    options = parse("bert-jax quickstart", DESCRIPTION, Options, arguments)
     quickstart(options.output, Plan(minutes=options.minutes, verbose=options.verbose))

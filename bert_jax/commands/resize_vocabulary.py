@@ -1,14 +1,15 @@
-"""Adds words to the vocabulary of a model, or drops the tokens that a text does not use."""
+"""Adds words to a model's vocabulary, or drops the tokens that a text does not use."""
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax import command_line
+from bert_jax.config.options import option, parse
 from bert_jax.errors import UserError
 from bert_jax.interop.huggingface_export import describe
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.interop.open_checkpoint import add_average_flag
+from bert_jax.interop.open_checkpoint import CheckpointOptions
 from bert_jax.interop.resizing import Resized, Usage, VocabularyChange, grow, resize_checkpoint
 from bert_jax.interop.sentence_transformers import prompt_texts
 from bert_jax.progress import Reporter
@@ -17,31 +18,31 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 
 TEXTS_AT_ONCE = 10_000
 
-DESCRIPTION = """Adds words to the vocabulary of a trained model, or drops the tokens that a text does not use.
+DESCRIPTION = """Adds words to a trained model's vocabulary, or drops the tokens that a text does not use.
 
   bert-jax resize-vocabulary --checkpoint CHECKPOINT --output grown --add_tokens words.txt
   bert-jax resize-vocabulary --checkpoint CHECKPOINT --output small --trim 'text/*.txt.xz'
 
-CHECKPOINT is a workdir, a step in it, an export, or a Hugging Face folder. The output is a Hugging Face folder, which
-transformers opens, or a workdir for a model that this format cannot hold (a CRF, relative positions). The other
-commands take both as a checkpoint and as --tokenizer.
+The output is a Hugging Face folder, which transformers opens, or a workdir if this format cannot hold the model (a CRF,
+relative positions). The other commands take both as a checkpoint and as --tokenizer.
 
---add_tokens  a file with one word on each line, in the form that the tokenizer looks up (lower-cased, without accents,
-              if the vocabulary is). Each word becomes one token, whose rows in the token table and in the output are
-              the means of those of the tokens that it had before. All other rows stay. In byte-level BPE a word has two
-              tokens, with and without the space before it. For WordPiece, byte-level BPE and SentencePiece Unigram.
---trim        the text whose tokens to keep: files in any format of build_examples. Its lines keep their tokens, under
-              new ids, also in shards and after the prompts of a model of vectors. Special and added tokens, prompts,
-              bytes and single characters always stay, so other text can be encoded, too, though perhaps in more tokens.
+--add_tokens  a file with one word on each line, as the tokenizer looks it up (lower-cased, without accents, if the
+              vocabulary is). Each word becomes one token, or two in byte-level BPE, with and without the space before
+              it. Its rows of parameters are the means of the rows of its former tokens; all other rows stay. For
+              WordPiece, byte-level BPE and SentencePiece Unigram.
+--trim        the text whose tokens to keep: files in any format of build-examples. Its lines keep their tokens, under
+              new ids, also in shards and after prompts. Special and added tokens, prompts, bytes and single characters
+              always stay, so other text can still be encoded, perhaps in more tokens.
 
-After words were added, train the model further: docs/adapting.md. Shards belong to one vocabulary, so
-build them again with --tokenizer OUTPUT."""
+After adding words, train the model further (docs/adapting.md). Shards belong to one vocabulary, so build them again
+with --tokenizer OUTPUT."""
 
 
 def add_tokens(checkpoint: str | Path, words: str | Path, output: str | Path, average: str = "") -> Resized:
     """Adds the words in a file to a model's vocabulary; the other arguments are as in resize_checkpoint.
 
-    Raises UserError, with the file's name, for words that `grow` refuses, and whenever resize_checkpoint does.
+    Raises:
+        UserError: `grow` refuses a word of the file, or resize_checkpoint raises it.
     """
     file = Path(words)
     lines = [word for _, line in numbered_lines(file) if (word := line.strip(" "))]
@@ -58,9 +59,12 @@ def add_tokens(checkpoint: str | Path, words: str | Path, output: str | Path, av
 def trim(checkpoint: str | Path, text: str, output: str | Path, average: str = "", quiet: bool = False) -> Resized:
     """Drops the tokens that a text does not use; the other arguments are as in resize_checkpoint.
 
-    `text` is a pattern of files, as --input of build_examples. Its lines keep their tokens: alone, after each prompt of
-    the model's task, and in the shards that build_examples makes. Raises UserError for files without text, and whenever
-    resize_checkpoint does.
+    Args:
+        text: A pattern of files, as --input of build-examples. Its lines keep their tokens: alone, after each prompt of
+            the model's task, and in shards of build-examples.
+
+    Raises:
+        UserError: The files have no text, or resize_checkpoint raises it.
     """
     from data_prep.readers import of_flag
     from data_prep.readers.corpus import Corpus, find_sources
@@ -74,6 +78,7 @@ def trim(checkpoint: str | Path, text: str, output: str | Path, average: str = "
             with Reporter("reading text", corpus.total_bytes, ("MB",), quiet) as progress:
                 whole = tokenizer.spec.keeps_newlines
                 texts = (text for document in corpus.documents() for text in document_texts(document, prompts, whole))
+                # In blocks, because encoding many texts at once uses all cores, and a corpus may not fit in memory.
                 while block := list(itertools.islice(texts, TEXTS_AT_ONCE)):
                     usage.add(block)
                     progress.update(corpus.bytes_read, corpus.bytes_read / 1e6)
@@ -86,9 +91,10 @@ def trim(checkpoint: str | Path, text: str, output: str | Path, average: str = "
 
 
 def document_texts(document: str, prompts: Sequence[str] = (), whole: bool = False) -> Iterator[str]:
-    """Yields the texts of a document that commands encode: its lines, also after prompts, and the sentences of shards.
+    """Yields the texts that commands encode in a document: its lines, also after prompts, and the sentences of shards.
 
-    If shards may keep line breaks (whole), the document itself is one, too.
+    Args:
+        whole: Whether shards may keep line breaks, so that the document itself is such a text.
     """
     from data_prep.sentences import document_sentences
 
@@ -100,16 +106,20 @@ def document_texts(document: str, prompts: Sequence[str] = (), whole: bool = Fal
         yield document
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(CheckpointOptions):
+    output: str = option(help="the folder to create; it must not exist", metavar="DIR")
+    add_tokens: str = option("", "words to add, one on each line", metavar="FILE")
+    trim: str = option("", "the text whose tokens to keep", metavar="GLOB")
+
+    def __post_init__(self) -> None:
+        if bool(self.add_tokens) == bool(self.trim):
+            raise UserError("give one of --add_tokens FILE and --trim GLOB")
+
+
 def main(arguments: Sequence[str]) -> None:
-    parser = command_line.Parser("bert-jax resize-vocabulary", DESCRIPTION)
-    parser.add_argument("--checkpoint", required=True, help="the model whose vocabulary to change")
-    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to create; it must not exist")
-    job = parser.add_mutually_exclusive_group(required=True)
-    job.add_argument("--add_tokens", metavar="FILE", help="words to add, one on each line")
-    job.add_argument("--trim", metavar="GLOB", help="the text whose tokens to keep")
-    add_average_flag(parser)
-    options = parser.parse_args(arguments)
-    if options.add_tokens is not None:
+    options = parse("bert-jax resize-vocabulary", DESCRIPTION, Options, arguments)
+    if options.add_tokens:
         done = add_tokens(options.checkpoint, options.add_tokens, options.output, options.average)
     else:
         done = trim(options.checkpoint, options.trim, options.output, options.average)

@@ -1,27 +1,29 @@
 """Options: dataclass fields that carry their meaning, so that one declaration serves every way to set them.
 
     @dataclass(frozen=True)
-    class Options:
+    class Options(Checked):
         output: str = option(help="folder to create", metavar="DIR")
         seed: int = option(0, "seed of the shuffle", valid=between(0, 99))
-        __post_init__ = check
 
 `option` declares a field and `check` tests the values. A field becomes a flag of a command (`parse`), a keyword of a
 Python function (`from_keywords`), or a key of a recipe (config/loading.py), and `keys` lists it for the documents.
+A command whose options extend those of a function inherits from their dataclass, and `values` selects them again.
 A field whose type is a subclass of Kinds holds one of several groups of options, chosen by name.
 """
 
 import argparse
 import dataclasses
 import difflib
+import inspect
 import math
 import types
 import typing
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from bert_jax.command_line import Parser
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, flag, naming_arguments
 
 T = TypeVar("T")
 REQUIRED: Any = dataclasses.MISSING
@@ -66,6 +68,10 @@ def option(
     metavar: str | None = None,
     aliases: Sequence[str] = (),
     dashes: bool = False,
+    positional: Literal["", "1", "?", "*", "+"] = "",
+    section: str = "",
+    name: str = "",
+    parser: Callable[[str], Any] | None = None,
 ) -> Any:
     """Declares a dataclass field that is an option.
 
@@ -75,9 +81,14 @@ def option(
         choices: The values that it may have; a mutable collection may grow by extensions.
         aliases: Further names of its flag, which other commands have for the same thing.
         dashes: Whether its value may look like a flag, as in `--separator ---`.
+        positional: How many arguments without a flag it takes: 1, or as argparse's nargs; none if empty.
+        section: The heading above it in --help.
+        name: The name of its flag, if not the field's.
+        parser: Converts its text on the command line; by default, its type decides.
     """
     metadata: dict[str, Any] = {"help": help, "marks": marks, "choices": choices, "valid": valid}
     metadata |= {"metavar": metavar, "aliases": tuple(aliases), "dashes": dashes}
+    metadata |= {"positional": positional, "section": section, "name": name, "parser": parser}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -111,20 +122,37 @@ class Kinds:
             cls.kinds[kind] = cls
 
 
-def check(options: Any, prefix: str = "--") -> None:
-    """Raises UserError for the first value that its field does not allow. None is allowed everywhere."""
+def check(options: Any, prefix: str | None = None) -> None:
+    """Raises UserError for the first value that its field does not allow. None is allowed everywhere.
+
+    Args:
+        prefix: What stands before the names of keys. By default, options are named as errors.flag does.
+    """
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         choices, valid = field.metadata.get("choices"), field.metadata.get("valid")
+        name = flag(field.name) if prefix is None else f"{prefix}{field.name}"
         if value is None:
             continue
         if isinstance(field.default, tuple) and isinstance(value, str):  # its letters would count as values
-            raise UserError(f"{prefix}{field.name} is {value!r}. Give a tuple, such as {(value,)}")
+            raise UserError(f"{name} is {value!r}. Give a tuple, such as {(value,)}")
         if choices and value not in choices:
-            raise UserError(f"unknown {prefix}{field.name} {value!r}; choose from {', '.join(filter(None, choices))}")
+            raise UserError(f"unknown {name} {value!r}; choose from {', '.join(filter(None, choices))}")
         if valid and not valid.holds(value):
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-            raise UserError(f"{prefix}{field.name} is {shown}. Use {valid.expected}")
+            raise UserError(f"{name} is {shown}. Use {valid.expected}")
+
+
+class Checked:
+    """Base class of dataclasses whose options are checked when they are made."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def values(options: Any, base: type) -> dict[str, Any]:
+    """Returns the options, by name, that a base class of their dataclass declares."""
+    return {field.name: getattr(options, field.name) for field in dataclasses.fields(base)}
 
 
 def marked(config: Any, mark: Mark) -> tuple[str, ...]:
@@ -167,11 +195,16 @@ def keys(config: Any, prefix: str = "", every_kind: bool = False) -> list[Key]:
         elif dataclasses.is_dataclass(value):
             listed += keys(value, f"{name}.", every_kind)
         else:
-            meaning, choices = about["help"], about["choices"]
-            if not all(choice in meaning for choice in choices):
-                meaning = f"{meaning}: {', '.join(choices)}"
-            listed.append(Key(name, type_name(hints[item.name]), value, meaning))
+            listed.append(Key(name, type_name(hints[item.name]), value, _meaning(item)))
     return listed
+
+
+def _meaning(field: dataclasses.Field[Any]) -> str:
+    """Returns the help text of a field, with its choices if the text does not name them."""
+    meaning, choices = field.metadata["help"], field.metadata["choices"]
+    if all(choice in meaning for choice in choices):
+        return str(meaning)
+    return f"{meaning}: {', '.join(filter(None, choices))}"
 
 
 def _keys_of_kinds(kinds: type[Kinds], chosen: Kinds | None, prefix: str) -> list[Key]:
@@ -216,10 +249,11 @@ def by_field(options: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 def from_keywords(options: type[T], values: Mapping[str, Any]) -> T:
     """Makes options from keyword arguments, which may be aliases.
 
-    Raises UserError for an unknown name, a field given twice, a value of another type, and one that is missing.
+    A list stands for a tuple. Raises UserError for an unknown name, a field given twice, a value of another type, and
+    one that is missing.
     """
     fields, hints = dataclasses.fields(options), typing.get_type_hints(options)  # type: ignore[arg-type]
-    arguments = by_field(options, values)
+    arguments = {name: tuple(v) if isinstance(v, list) else v for name, v in by_field(options, values).items()}
     for name, value in arguments.items():
         if name not in hints:
             raise UserError(f"unknown option {name}; {nearest(name, hints)}")
@@ -227,7 +261,8 @@ def from_keywords(options: type[T], values: Mapping[str, Any]) -> T:
             raise UserError(f"{name} is {value!r}; expected {_described(hints[name])}")
     if missing := [field.name for field in fields if field.default is REQUIRED and field.name not in arguments]:
         raise UserError(f"options are missing: {', '.join(missing)}")
-    return options(**arguments)
+    with naming_arguments():
+        return options(**arguments)
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -237,7 +272,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, tuple) and all(_fits(element, typing.get_args(hint)[0]) for element in value)
     if hint in (int, float):  # True is an int to Python
         return isinstance(value, (int, hint)) and not isinstance(value, bool)
-    return isinstance(value, hint)
+    return isinstance(value, typing.get_origin(hint) or hint)
 
 
 def _described(hint: Any) -> str:
@@ -248,34 +283,73 @@ def _described(hint: Any) -> str:
     return "None" if hint is type(None) else f"{hint.__name__}"
 
 
-def add_flags(parser: Parser, options: Any) -> None:
-    """Adds a flag to a parser for each field; the field's type decides how the flag is parsed."""
-    hints = typing.get_type_hints(options)
-    for field in dataclasses.fields(options):
-        about, hint, required = field.metadata, hints[field.name], field.default is REQUIRED
-        if hint == bool | None:
-            parser.add_switch(field.name, help=about["help"])
-        elif hint is bool:
-            parser.add_argument(f"--{field.name}", action="store_true", help=about["help"])
-        else:
-            parser.add_argument(
-                f"--{field.name}",
-                *(f"--{alias}" for alias in about["aliases"]),
-                dest=field.name,
-                required=required,
-                default=field.default,
-                type=_PARSERS.get(hint, str),
-                metavar=about["metavar"],
-                help=about["help"] + ("" if required or "default" in about["help"] else f"; default {field.default}"),
-            )
-
-
 def parse(program: str, description: str, options: type[T], arguments: Sequence[str]) -> T:
     """Parses the flags of a command that are the fields of a dataclass. Raises UserError for a mistake in them."""
-    parser = Parser(program, description)
-    add_flags(parser, options)
-    with_dashes = {f"--{field.name}" for field in dataclasses.fields(options) if field.metadata["dashes"]}  # type: ignore[arg-type]
-    return options(**vars(parser.parse_args(_joined(arguments, with_dashes))))
+    made, rest = parse_known(program, description, options, arguments)
+    if rest:
+        raise UserError(f"unrecognized arguments: {' '.join(rest)}. See: {program} --help")
+    return made
+
+
+def parse_known(program: str, description: str, options: type[T], arguments: Sequence[str]) -> tuple[T, list[str]]:
+    """Parses as `parse` does, and also returns the arguments that no field takes, such as --config.KEY=VALUE."""
+    fields = dataclasses.fields(options)  # type: ignore[arg-type]
+    with_dashes = {f"--{field.name}" for field in fields if field.metadata["dashes"]}
+    namespace, rest = _parser(program, description, options).parse_known_args(_joined(arguments, with_dashes))
+    # argparse collects positional arguments in a list.
+    return options(**{name: tuple(v) if isinstance(v, list) else v for name, v in vars(namespace).items()}), rest
+
+
+def _parser(program: str, description: str, options: type) -> Parser:
+    """Makes a parser with a flag for each field, whose type decides how the flag is parsed."""
+    hints, fields = typing.get_type_hints(options), {field.name: field for field in dataclasses.fields(options)}
+    # --help begins with required options; others follow, those of the command before those that it inherits.
+    needed = [field for field in fields.values() if field.default is REQUIRED]
+    declared = dict.fromkeys(name for base in options.__mro__ for name in inspect.get_annotations(base))
+    optional = [fields[name] for name in declared if name in fields and fields[name] not in needed]
+    shown = [*needed, *(field for field in optional if field.metadata["positional"])]
+    usage = " ".join([program, *map(_in_usage, shown), "[OPTIONS]"])
+    parser = Parser(program, description, usage=usage, add_help=False)
+    headings = ["required", "options", *(field.metadata["section"] or "options" for field in optional)]
+    groups = {heading: parser.add_argument_group(heading) for heading in dict.fromkeys(headings)}
+    for field in [*needed, *optional]:
+        about, hint = field.metadata, hints[field.name]
+        group = groups["required" if field in needed else about["section"] or "options"]
+        names = [f"--{name}" for name in (about["name"] or field.name, *about["aliases"])]
+        meaning = _meaning(field)
+        if field.default not in (REQUIRED, "", None, ()) and "default" not in meaning and hint is not bool:
+            default = f"{field.default:g}" if isinstance(field.default, float) else field.default
+            meaning = f"{meaning}; default {default}"
+        meaning = meaning.replace("%", "%%")
+        if hint == bool | None:
+            parser.add_switch(field.name, group, help=meaning)
+        elif hint is bool:
+            group.add_argument(*names, action="store_true", help=meaning)
+        elif count := about["positional"]:
+            default = None if field in needed else field.default
+            nargs = None if count == "1" else count
+            group.add_argument(field.name, nargs=nargs, default=default, metavar=_metavar(field), help=meaning)
+        else:
+            group.add_argument(
+                *names,
+                dest=field.name,
+                required=field in needed,
+                default=field.default,
+                type=about["parser"] or _PARSERS.get(hint, str),
+                metavar=_metavar(field),
+                help=meaning,
+            )
+    groups["options"].add_argument("-h", "--help", action="help", help="show this help and exit")
+    return parser
+
+
+def _in_usage(field: dataclasses.Field[Any]) -> str:
+    form = {"": f"--{field.name} {{}}", "1": "{}", "?": "[{}]", "*": "[{} ...]", "+": "{} ..."}
+    return form[field.metadata["positional"]].format(_metavar(field))
+
+
+def _metavar(field: dataclasses.Field[Any]) -> str:
+    return str(field.metadata["metavar"] or field.name.rpartition("_")[2].upper())
 
 
 def _joined(arguments: Sequence[str], flags: Container[str]) -> list[str]:
@@ -308,7 +382,11 @@ def _count_or_numbers(text: str) -> int | tuple[int, ...]:
 _PARSERS: dict[Any, Callable[[str], Any]] = {
     int: int,
     float: float,
+    int | None: int,
     float | None: float,
+    Path: Path,
+    Path | None: Path,
     tuple[float, ...]: _numbers,
+    tuple[str, ...]: lambda text: tuple(filter(None, text.split(","))),
     int | tuple[int, ...]: _count_or_numbers,
 }

@@ -4,16 +4,17 @@
 parameters or an average. huggingface.py and peft.py read the other formats.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 import numpy as np
 
 import bert_jax.lineage  # noqa: F401 (adds the encoders before the Transformer, so that their checkpoints open, too)
+from bert_jax.config.options import Checked, option
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, peft
 from bert_jax.interop.huggingface import ONNX_FILE, PROGRAMS_FILE
@@ -40,15 +41,20 @@ from bert_jax.train.run import RESULT_FILE
 from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, read_config, selected_step
 
 FLAG = "--average"
-HELP = (
-    "ema (the moving average that the run kept) or last:K (the mean of the workdir's last K checkpoints); "
-    "default: the parameters themselves"
-)
 
 
-def add_average_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds --average, which every command that takes a CHECKPOINT has."""
-    parser.add_argument(FLAG, default="", metavar="ema|last:K", help=HELP)
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions(Checked):
+    """The model that a command opens."""
+
+    checkpoint: str = option(
+        help="a workdir, a step in it, an export, a Hugging Face folder, or hf:NAME", metavar="CHECKPOINT"
+    )
+    average: str = option(
+        "",
+        "the run's moving average, or the mean of its last K checkpoints; default none",
+        metavar="ema|last:K",
+    )
 
 
 def open_checkpoint(

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int64
 
+from bert_jax.config.options import Checked, at_least, from_keywords, option
 from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.interop.sentence_transformers import KIND
 from bert_jax.model.outputs import MIX, LayerSelection
+from bert_jax.model.runtime import COMPUTE_DTYPES
 from bert_jax.progress import Reporter, is_watched, print_note
 from bert_jax.tasks.batches import Batches, bucketed_batches, sorted_batches
 from bert_jax.tasks.inference import Finish, LayerVectors, tokenizer_of
@@ -138,29 +140,40 @@ class VectorSettings:
     cut_first: bool = False
 
 
-def settings_of(
-    loaded: LoadedModel,
-    *,
-    layers: str | int = "last",
-    pool: str = "",
-    normalize: bool | None = None,
-    prompt: str | None = None,
-    prompt_name: str = "",
-    max_length: int = 0,
-    truncate_dim: int = 0,
-) -> VectorSettings:
+@dataclass(frozen=True, kw_only=True)
+class EncodeOptions(Checked):
+    """How vectors are made: of Model.encode and `bert-jax embed`, which describes them."""
+
+    layers: str | int = option("last", "see above", metavar="NAME")
+    pool: str = option(
+        "",
+        "none, cls, mean, max, last or words, see above; default: the checkpoint's, or mean",
+        aliases=["pooling"],
+        choices=("", *POOLS),
+    )
+    normalize: bool | None = option(
+        None, "give vectors of texts length 1, or --no-normalize; default: as the checkpoint says"
+    )
+    prompt: str | None = option(None, "put before each text; default: as the checkpoint says", metavar="TEXT")
+    prompt_name: str = option("", "use this prompt of the checkpoint", metavar="NAME")
+    max_length: int = option(0, "truncate to N tokens; default: the model's limit", metavar="N")
+    truncate_dim: int = option(0, "keep the first N dimensions; default: as the checkpoint says", metavar="N")
+    batch_size: int = option(32, "texts per batch", metavar="N", valid=at_least(1))
+    compute_dtype: str = option("float32", "of the model", choices=(*COMPUTE_DTYPES, "auto"))
+
+
+def settings_of(loaded: LoadedModel, options: EncodeOptions) -> VectorSettings:
     """Takes the settings of a model's own embedding task, except for the given ones.
 
-    Args:
-        pool: If given, only the named prompts of the task are used. By default, a model without such a task has the
-            mean of the tokens.
-        normalize: If given and true, vectors have length 1 after they are cut; otherwise they are normalized before, as
-            in sentence-transformers.
+    With a pool, only the named prompts of the task are used. By default, a model without such a task has the mean of
+    the tokens. With normalize, vectors have length 1 after they are cut; otherwise they are normalized before, as in
+    sentence-transformers.
 
     Raises:
-        UserError: A choice is unknown or does not fit the model.
+        UserError: A choice does not fit the model.
     """
-    layers = str(layers)
+    layers, pool, truncate_dim = str(options.layers), options.pool, options.truncate_dim
+    normalize, prompt, prompt_name = options.normalize, options.prompt, options.prompt_name
     width = LayerSelection.parse(layers, loaded.model.layers).width(loaded.model.width)
     task = _own_task(loaded, pool)
     prompts = task.named_prompts() if task else {}
@@ -183,7 +196,8 @@ def settings_of(
     limit = min(own.max_length, positions) if own else positions
     truncate_dim = truncate_dim or (own.truncate_dim if own else 0)
     pool = pool or (own.pooling if own else "mean")
-    settings = VectorSettings(pool, bool(normalize), prompt or "", max_length or limit, layers, truncate_dim, cut_first)
+    max_length = options.max_length or limit
+    settings = VectorSettings(pool, bool(normalize), prompt or "", max_length, layers, truncate_dim, cut_first)
     refusals |= _misfits(loaded, settings)
     if message := next((message for message, refused in refusals.items() if refused), ""):
         raise UserError(message)
@@ -217,8 +231,6 @@ class Embedder:
     def __init__(
         self, loaded: LoadedModel, settings: VectorSettings, *, batch_size: int = 32, compute_dtype: str = "float32"
     ) -> None:
-        if batch_size < 1:
-            raise UserError(f"--batch_size is {batch_size}; use 1 or more")
         self.settings = settings
         own = _own_task(loaded, settings.pool)
         # By the role of a text in retrieval.
@@ -320,27 +332,14 @@ def report_truncated(model: Embedder, texts: int) -> None:
 
 
 def embed(
-    checkpoint: str | Path | LoadedModel,
-    texts: Iterable[Any],
-    *,
-    layers: str = "last",
-    pool: str = "",
-    normalize: bool | None = None,
-    prompt: str | None = None,
-    prompt_name: str = "",
-    batch_size: int = 32,
-    max_length: int = 0,
-    truncate_dim: int = 0,
-    compute_dtype: str = "float32",
-    average: str = "",
+    checkpoint: str | Path | LoadedModel, texts: Iterable[Any], *, average: str = "", **options: Any
 ) -> dict[str, np.ndarray]:
     """Computes the vectors of texts.
 
     Args:
         texts: Strings, whose tabs are white space, or pairs of strings.
         average: The average in a checkpoint that is given by its path, as in open_checkpoint.
-        layers, pool, normalize, prompt, prompt_name, max_length, truncate_dim: As in settings_of; by default, the
-            settings of the model.
+        options: Those of EncodeOptions; by default, the settings of the model.
 
     Returns:
         `embeddings` and, depending on pool, `offsets` and `input_ids` (see `bert-jax embed --help`).
@@ -349,19 +348,10 @@ def embed(
         UserError: A layer or pool is unknown or does not fit the model, or max_length exceeds its positions. The pool
             cls does not fit causal models, whose first token attends to itself alone, nor vocabularies without [CLS].
     """
-    checked = checked_texts(texts)
+    given = from_keywords(EncodeOptions, options)
+    several = checked_texts(texts)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    settings = settings_of(
-        loaded,
-        layers=layers,
-        pool=pool,
-        normalize=normalize,
-        prompt=prompt,
-        prompt_name=prompt_name,
-        max_length=max_length,
-        truncate_dim=truncate_dim,
-    )
-    model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=compute_dtype)
-    arrays = model.arrays(checked)
-    report_truncated(model, len(checked))
+    model = Embedder(loaded, settings_of(loaded, given), batch_size=given.batch_size, compute_dtype=given.compute_dtype)
+    arrays = model.arrays(several)
+    report_truncated(model, len(several))
     return arrays

@@ -1,10 +1,12 @@
 """Evaluates a checkpoint on held-out shards, or a fine-tuned checkpoint on labelled files."""
 
+import argparse
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import jax
 
@@ -18,17 +20,20 @@ from bert_jax.config import (
     TrainConfig,
     load,
 )
+from bert_jax.config.loading import literal
+from bert_jax.config.options import Checked, at_least, between, from_keywords, option
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import DatasetLoader, SingleMasks, WordCounts, check_tokenizer, count_words
 from bert_jax.data.shards import Dataset, open_dataset
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, flag
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
+from bert_jax.model.runtime import COMPUTE_DTYPES
 from bert_jax.progress import Reporter
 from bert_jax.tasks import measurement, retrieval
-from bert_jax.tasks.embedder import settings_of
+from bert_jax.tasks.embedder import EncodeOptions, settings_of
 from bert_jax.tasks.fill_mask import masked_model
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.train import distributed, sharding
@@ -169,50 +174,79 @@ def _objective(loaded: LoadedModel, dataset: Dataset) -> Objective:
     return pretraining_objective(PretrainConfig(objective=options), loaded.model, [traits])
 
 
-class EvaluateOptions(TypedDict, total=False):
-    """The options of `evaluate` that an opened model takes."""
+MESH_FLAG = "--mesh"
 
-    batch_size: int
-    compute_dtype: str
-    max_rows: int
-    label_map: Mapping[str, str]
-    max_length: int
-    truncate_dim: int
-    skip_self: bool
-    metrics: Sequence[str]
-    positive: str
-    null_threshold: float | None
-    mesh: MeshConfig | None
-    pseudo_perplexity: bool
+
+TASK_FILES = "columns and labels of task files"
+
+
+def _label_map(text: str) -> dict[str, str]:
+    try:
+        return {str(label): str(name) for label, name in literal(text).items()}
+    except (ValueError, AttributeError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a map of labels, such as {{0: NEGATIVE, 1: POSITIVE}}"
+        ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(Checked):
+    """What is measured: of Model.evaluate and `bert-jax evaluate`, which describes them."""
+
+    batch_size: int = option(64, "rows per batch", metavar="N", valid=at_least(1))
+    compute_dtype: str = option("auto", "of the model", choices=(*COMPUTE_DTYPES, "auto"))
+    max_rows: int = option(0, "shards: measure the first N rows; 0: all", metavar="N", valid=at_least(0))
+    pseudo_perplexity: bool = option(False, "shards: also mask each token in turn, for masked language models")
+    max_length: int = option(0, "truncate texts to N tokens; default: as fine-tuned; not for shards", metavar="N")
+    truncate_dim: int = option(0, "vectors: use the first N dimensions; default: as the checkpoint says", metavar="N")
+    skip_self: bool = option(False, "retrieval: a query does not find the document of its own _id")
+    metrics: tuple[str, ...] = option(
+        (), "those to print, such as accuracy,macro_f1; default: as fine-tuned", metavar="NAME,...", section=TASK_FILES
+    )
+    positive: str = option(
+        "",
+        "the class of f1, precision and recall; default: as fine-tuned",
+        metavar="LABEL",
+        section=TASK_FILES,
+    )
+    null_threshold: float | None = option(
+        None,
+        "give no answer if its probability exceeds P; default: as fine-tuned, else 0.5",
+        metavar="P",
+        valid=between(0, 1),
+        section=TASK_FILES,
+    )
+    label_map: dict[str, str] | None = option(
+        None,
+        "meaning of the labels, such as '{0: NEGATIVE, 1: POSITIVE}'; default: their own, in any case; I means LABEL_I",
+        metavar="MAP",
+        section=TASK_FILES,
+        parser=_label_map,
+    )
+    text: str = option("", "column of the text, name or number; default: as fine-tuned", section=TASK_FILES)
+    text_pair: str = option("", "the same for the second text", metavar="TEXT", section=TASK_FILES)
+    label: str = option("", "the same for the label", section=TASK_FILES)
+
+    @property
+    def columns(self) -> Columns:
+        return Columns(self.text, self.text_pair, self.label)
 
 
 def evaluate(
     checkpoint: str | Path | LoadedModel,
     data: str | Path,
     *,
-    batch_size: int = 64,
-    compute_dtype: str = "auto",
-    max_rows: int = 0,
-    columns: Columns | None = None,
-    label_map: Mapping[str, str] | None = None,
-    max_length: int = 0,
-    truncate_dim: int = 0,
-    skip_self: bool = False,
-    metrics: Sequence[str] = (),
-    positive: str = "",
-    null_threshold: float | None = None,
     average: str = "",
     mesh: MeshConfig | None = None,
-    pseudo_perplexity: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """Measures a checkpoint: a pretrained one on shards, a fine-tuned one on files, or one that embeds in retrieval.
 
     Args:
         data: Shards, a labelled file or folder of the checkpoint's task, or a folder in BEIR's layout.
-        max_rows, pseudo_perplexity: For shards, the number of rows (0: all), and whether tokens are masked in turn.
-        skip_self: For retrieval, as in retrieval.measure_beir.
         average: The average in a checkpoint that is given by its path, as in open_checkpoint.
-        mesh: By default, rows are sharded over all devices. The other options are those of measurement.evaluate.
+        mesh: By default, rows are sharded over all devices.
+        options: Those of EvaluateOptions; which ones apply depends on the data.
 
     Returns:
         Metrics by name: `loss`, `mlm_loss`, `mlm_accuracy`, ... and perplexities, or the task's, with its
@@ -221,40 +255,54 @@ def evaluate(
     Raises:
         UserError: The checkpoint or the mesh does not fit the data, or the data does not use an option.
     """
+    given = from_keywords(EvaluateOptions, options)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    names = columns or Columns()
-    options: dict[str, object] = {"text": names.text, "text_pair": names.text_pair, "label": names.label}
-    options |= {"metrics": metrics, "label_map": label_map, "positive": positive, "max_rows": max_rows}
-    options |= {"max_length": max_length, "truncate_dim": truncate_dim, "skip_self": skip_self}
-    options |= {"pseudo_perplexity": pseudo_perplexity, "null_threshold": null_threshold is not None}
-    kind = _checked_kind(loaded, data, options | {"mesh": mesh not in (None, MeshConfig())})
-    if kind == "retrieval":
-        settings = settings_of(loaded, max_length=max_length, truncate_dim=truncate_dim)
-        return retrieval.evaluate(loaded, Path(data), settings, batch_size, compute_dtype, skip_self)
-    # Before files are read, because a mesh that does not fit is a mistake in the command.
-    config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype, mesh=mesh or MeshConfig())
-    sharding.check_model(loaded.model, sharding.make_mesh(config.mesh, flag=MESH_FLAG), MESH_FLAG)
-    if kind == "task":
-        measured = measurement.evaluate(
-            loaded, data, config, columns, label_map, max_length, metrics, positive, null_threshold, truncate_dim
-        )
-        for line in measured.remarks:
-            distributed.note(line)
-        # JSON has no NaN.
-        defined = {name: None if math.isnan(value) else value for name, value in measured.metrics.items()}
-        return {**defined, "counts": measured.counts}
-    dataset = open_dataset(data, "eval")  # of DIR/train, its own part
-    pseudo = measure_pseudo_perplexity(loaded, dataset, config, max_rows) if pseudo_perplexity else {}
-    return objective_metrics(loaded, dataset, config, max_rows) | pseudo
-
-
-def _checked_kind(loaded: LoadedModel, data: str | Path, options: Mapping[str, object]) -> str:
-    """Returns the kind of data to evaluate on. Raises UserError for options that it does not use."""
-    kind, reason = "shards", "the checkpoint has no task, and the evaluation on shards"
     if retrieval.is_beir(Path(data)):
-        kind, reason = "retrieval", f"{data} is a retrieval data set, and its evaluation"
-    elif loaded.task:
-        kind, reason = "task", f"the checkpoint was fine-tuned for {loaded.task['name']}, and the evaluation of tasks"
-    if unused := ", ".join(f"--{name}" for name, value in options.items() if value and name not in USED[kind]):
-        raise UserError(f"{reason} does not use {unused}; omit it")
-    return kind
+        mesh_option = {} if mesh in (None, MeshConfig()) else {"mesh": mesh}
+        _refuse(given, (*_OF_SHARDS, *_OF_TASKS), f"{data} is a data set of retrieval", **mesh_option)
+        encoding = EncodeOptions(max_length=given.max_length, truncate_dim=given.truncate_dim)
+        settings = settings_of(loaded, encoding)
+        return retrieval.evaluate(loaded, Path(data), settings, given.batch_size, given.compute_dtype, given.skip_self)
+    _refuse(given, ("skip_self",), f"{data} is no folder in BEIR's layout, by which retrieval is measured")
+    config = TrainConfig(batch_size=given.batch_size, compute_dtype=given.compute_dtype, mesh=mesh or MeshConfig())
+    sharding.check_model(loaded.model, sharding.make_mesh(config.mesh, flag=MESH_FLAG), MESH_FLAG)
+    if loaded.task:
+        _refuse(given, _OF_SHARDS, "the checkpoint was fine-tuned, and is measured on whole files of its task")
+        found = measurement.evaluate(
+            loaded,
+            data,
+            config,
+            given.columns,
+            given.label_map,
+            given.max_length,
+            given.metrics,
+            given.positive,
+            given.null_threshold,
+            given.truncate_dim,
+        )
+        return _task_metrics(found)
+    _refuse(given, (*_OF_TASKS, "max_length", "truncate_dim"), "the checkpoint has no task")
+    dataset = open_dataset(data, "eval")  # of DIR/train, its own part
+    pseudo = measure_pseudo_perplexity(loaded, dataset, config, given.max_rows) if given.pseudo_perplexity else {}
+    return objective_metrics(loaded, dataset, config, given.max_rows) | pseudo
+
+
+# The options that only one kind of data uses.
+_OF_SHARDS = ("max_rows", "pseudo_perplexity")
+_OF_TASKS = ("text", "text_pair", "label", "metrics", "label_map", "positive", "null_threshold")
+
+
+def _refuse(given: EvaluateOptions, names: Sequence[str], reason: str, **others: Any) -> None:
+    """Raises UserError if one of these options, or another one, is given, which would change nothing."""
+    default = EvaluateOptions()
+    used = {name: value for name in names if (value := getattr(given, name)) != getattr(default, name)}
+    for name, value in (used | others).items():
+        raise UserError(f"{flag(name)} is {value!r}, but {reason}; omit it")
+
+
+def _task_metrics(found: measurement.Evaluation) -> dict[str, Any]:
+    """The metrics of a task, None where undefined, and its counts; prints the remarks."""
+    for line in found.remarks:
+        distributed.note(line)
+    defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
+    return {**defined, "counts": found.counts}

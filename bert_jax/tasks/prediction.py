@@ -3,13 +3,15 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypedDict
+from typing import IO, Any
 
-from bert_jax import errors
+from bert_jax.config.options import Checked, at_least, between, from_keywords, option
 from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.model.runtime import COMPUTE_DTYPES
 from bert_jax.progress import Reporter, is_watched, print_note
 from bert_jax.tasks import registry
 from bert_jax.tasks.embedder import refuse_other_inputs
@@ -26,30 +28,45 @@ WINDOW = 32  # batches that are read, and sorted by length, at a time
 Predictions = list[dict[str, Any]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(Checked):
+    """How inputs are read and labelled: of Model.predict and `bert-jax predict`, which describes them."""
+
+    form: str = option("auto", "of the input, see above", aliases=["input_format"], choices=input_lines.FORMS)
+    words: bool = option(False, "each line of text is words separated by spaces")
+    all_scores: bool = option(False, "also write scores of all classes or choices, or of the n_best answers")
+    on_error: str = option(
+        "fail", "fail, or skip: write an error object; not for task files", metavar="ACTION", choices=ON_ERROR
+    )
+    batch_size: int = option(32, "inputs per batch", metavar="N", valid=at_least(1))
+    max_length: int = option(0, "truncate to N tokens; default: as fine-tuned", metavar="N")
+    compute_dtype: str = option(
+        "auto", "of the model; auto: float32 on CPU, else bfloat16", choices=(*COMPUTE_DTYPES, "auto")
+    )
+    null_threshold: float | None = option(
+        None,
+        "give no answer if its probability exceeds P; default: as fine-tuned",
+        metavar="P",
+        valid=between(0, 1),
+    )
+
+
 class InputPredictor:
     """Predicts windows of inputs, and counts inputs that are truncated, invalid or have a score that is not finite.
 
-    Args:
-        form: The form of the lines (input_lines.FORMS).
-        words: Whether lines of text hold words separated by white space.
-        all_scores: Whether predictions have `scores`.
-        on_error: For an invalid input, `fail` raises UserError, and `skip` gives {"error": ...} in its place.
-
     Raises:
-        UserError: The form or on_error is unknown, or the form of a file does not use an option.
+        UserError: The form of a file does not use an option. Without on_error="skip", also for an invalid input, which
+            otherwise has {"error": ...} in its place.
     """
 
-    def __init__(self, model: FineTuned, *, form: str, words: bool, all_scores: bool, on_error: str) -> None:
-        for option, value, choices in (("on_error", on_error, ON_ERROR), ("form", form, input_lines.FORMS)):
-            if value not in choices:
-                raise UserError(f"unknown --{option} {value!r}; choose from {', '.join(choices)}")
+    def __init__(self, model: FineTuned, options: PredictOptions) -> None:
         self.inputs = self.invalid = self.truncated = self.undefined = 0
         self._limit = "", "max_length"  # the part of an input that is truncated, and the task's option for its length
         self._model = model
-        self._form = form
-        self._words = words
-        self._hidden = () if all_scores else ("scores",)
-        self._skip = on_error == "skip"
+        self._form = options.form
+        self._words = options.words
+        self._hidden = () if options.all_scores else ("scores",)
+        self._skip = options.on_error == "skip"
         self._window = WINDOW * model.batch_size
 
     def file(self, path: Path, quiet: bool = True, split: Split[Any] | None = None) -> Iterator[Predictions]:
@@ -238,44 +255,22 @@ def _is_undefined(value: Any) -> bool:
 Prediction = dict[str, Any]  # by field, which the kind of task decides
 
 
-class PredictOptions(TypedDict, total=False):
-    """The options of `predict` that an opened model takes."""
-
-    form: str
-    words: bool
-    all_scores: bool
-    on_error: str
-    batch_size: int
-    max_length: int
-    compute_dtype: str
-    columns: Columns | Mapping[str, str] | None
-    null_threshold: float | None
-
-
 def predict(
     checkpoint: str | Path | LoadedModel,
     inputs: Iterable[Any] | Path,
     *,
-    form: str = "auto",
-    words: bool = False,
-    all_scores: bool = False,
-    on_error: str = "fail",
-    batch_size: int = 32,
-    max_length: int = 0,
-    compute_dtype: str = "auto",
     columns: Columns | Mapping[str, str] | None = None,
-    null_threshold: float | None = None,
     average: str = "",
+    **options: Any,
 ) -> list[Prediction]:
     """Predicts texts with a fine-tuned checkpoint.
 
     Args:
         inputs: Plain texts, whose tabs are white space, and objects; or the path of a file.
-        form, words, all_scores, on_error: As in InputPredictor.
         columns: The columns in a task file or in objects, such as {"text": "review", "text_pair": "title"}, if the
             checkpoint does not record them.
-        null_threshold: The probability of no answer above which a question has none; by default, the checkpoint's.
         average: The average in a checkpoint that is given by its path, as in open_checkpoint.
+        options: Those of PredictOptions.
 
     Returns:
         One object per input, in order. `bert-jax predict --help` lists its fields.
@@ -284,26 +279,31 @@ def predict(
         UserError: The checkpoint was not fine-tuned, an option is unknown or not used, or an input is empty,
             incomplete or malformed; with on_error="skip" its result is {"error": ...} instead.
     """
+    given = from_keywords(PredictOptions, options)
     if not isinstance(inputs, Path):
         refuse_other_inputs(inputs)
-    if isinstance(columns, Mapping):
-        if other := sorted(columns.keys() - {"text", "text_pair"}):
-            raise UserError(f"columns names {other[0]!r}; it may name the columns of text and text_pair")
-        columns = Columns(columns.get("text", ""), columns.get("text_pair", ""))
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    model = FineTuned(
-        loaded,
-        batch_size=batch_size,
-        max_length=max_length,
-        compute_dtype=compute_dtype,
-        columns=columns,
-        null_threshold=null_threshold,
-    )
-    predictor = InputPredictor(model, form=form, words=words, all_scores=all_scores, on_error=on_error)
+    predictor = InputPredictor(open_model(loaded, given, columns), given)
     quiet = not is_watched()
     windows = predictor.file(inputs, quiet) if isinstance(inputs, Path) else predictor.objects(list(inputs), quiet)
     # All windows, before the remarks count what they hold.
     predictions = [prediction for window in windows for prediction in window]
     for remark in predictor.remarks():
-        print_note(errors.for_python(remark))
+        print_note(remark)
     return predictions
+
+
+def open_model(loaded: LoadedModel, options: PredictOptions, columns: Columns | Mapping[str, str] | None) -> FineTuned:
+    """Returns the model that predicts with these options. Raises UserError as FineTuned does, and for other columns."""
+    if isinstance(columns, Mapping):
+        if other := sorted(columns.keys() - {"text", "text_pair"}):
+            raise UserError(f"columns names {other[0]!r}; it may name the columns of text and text_pair")
+        columns = Columns(columns.get("text", ""), columns.get("text_pair", ""))
+    return FineTuned(
+        loaded,
+        batch_size=options.batch_size,
+        max_length=options.max_length,
+        compute_dtype=options.compute_dtype,
+        columns=columns,
+        null_threshold=options.null_threshold,
+    )

@@ -17,13 +17,14 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet as pq
 
+from bert_jax.config.options import from_keywords
 from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.progress import print_note
 from bert_jax.storage.files import incomplete_path, lock, read_json, refuse_existing, write_atomic, write_json
 from bert_jax.tasks import measurement
-from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, report_truncated, settings_of
+from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, EncodeOptions, report_truncated, settings_of
 from bert_jax.tasks.reading.inputs import Texts, files_read, read_stream
 
 FORMATS = ("npy", "parquet")
@@ -73,14 +74,8 @@ def write_vectors(
     0, and `embedding`, a list of fixed size. `job` describes the run.
 
     Raises:
-        UserError: The output exists, DIR.incomplete belongs to another job, there are no texts, or an option is
-            unknown or out of range.
+        UserError: The output exists, DIR.incomplete belongs to another job, or there are no texts.
     """
-    if format not in FORMATS or dtype not in DTYPES or shard_size < 1:
-        raise UserError(
-            f"--format is {format!r}, --dtype is {dtype!r} and --shard_size is {shard_size}; use "
-            f"{' or '.join(FORMATS)}, {' or '.join(DTYPES)}, and 1 or more texts"
-        )
     refuse_existing(output)
     # Before anything is written, which only the same command could resume.
     first = list(islice(texts, 1))
@@ -180,17 +175,15 @@ def embed_file(
     form: str = "auto",
     text: str = "",
     text_pair: str = "",
-    batch_size: int = 32,
-    compute_dtype: str = "float32",
     average: str = "",
-    **settings: Any,
+    **options: Any,
 ) -> dict[str, Any]:
     """Embeds the texts in a file to a folder of shards, and returns its manifest.
 
     Memory does not depend on the number of texts. If a call is interrupted, the same call resumes it.
 
     Args:
-        settings: Those of embedder.settings_of.
+        options: Those of EncodeOptions.
 
     Raises:
         UserError: As in embed, read_stream and write_vectors.
@@ -201,10 +194,11 @@ def embed_file(
     files = input_files(source, form)
     refuse_existing(output)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    chosen = settings_of(loaded, **settings)
+    encoding = from_keywords(EncodeOptions, options)
+    chosen = settings_of(loaded, encoding)
     if chosen.pool not in TEXT_POOLS:
         raise UserError(f"--format {format} is for one vector per text, but --pool is {chosen.pool}. Use --format npz")
-    model = Embedder(loaded, chosen, batch_size=batch_size, compute_dtype=compute_dtype)
+    model = Embedder(loaded, chosen, batch_size=encoding.batch_size, compute_dtype=encoding.compute_dtype)
     # Paths and steps may be the same for other content, so the content is compared too.
     parameters = hashlib.sha256(loaded.vocabulary.content_hash.encode())
     for path in sorted(loaded.params):
@@ -220,7 +214,7 @@ def embed_file(
         f"model{HASH}": parameters.hexdigest(),
         "form": form,
         "columns": [text, text_pair],
-        "compute_dtype": compute_dtype,
+        "compute_dtype": encoding.compute_dtype,
         **dataclasses.asdict(chosen),
     }
     manifest = write_vectors(texts, model.vectors, output, job=job, format=format, dtype=dtype, shard_size=shard_size)

@@ -8,7 +8,6 @@ Each process loads the rows that its devices own; process 0 writes logs, metrics
 only one process can know (a clock, a file) over the devices.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import itertools
@@ -31,6 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax import command_line, errors
 from bert_jax.command_line import EXIT_LOST, EXIT_STOPPED
+from bert_jax.config.options import POSITIVE, Checked, option
 from bert_jax.errors import Stopped, UserError
 from bert_jax.progress import print_note
 from bert_jax.storage import hold
@@ -39,6 +39,24 @@ from bert_jax.train import failure_detection
 STARTUP_TIMEOUT = 300.0  # jax.distributed.initialize's own; pods of a scheduler start minutes apart
 HEARTBEAT_TIMEOUT = 100.0  # the same
 _TASK_COUNTS = ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # in the environment of a task
+
+
+_SECTION = "several processes (detected on TPU pods, Slurm, Open MPI and GKE)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions(Checked):
+    """The flags of a command that may run in several processes."""
+
+    coordinator_address: str = option("", "the address of process 0", metavar="HOST:PORT", section=_SECTION)
+    num_processes: int | None = option(None, "the number of processes; 1: only this one", metavar="N", section=_SECTION)
+    process_id: int | None = option(None, "the number of this process, from 0", metavar="I", section=_SECTION)
+    startup_timeout: float = option(
+        STARTUP_TIMEOUT, "seconds that processes wait for each other", metavar="S", valid=POSITIVE, section=_SECTION
+    )
+    heartbeat_timeout: float = option(
+        HEARTBEAT_TIMEOUT, "seconds of silence after which one is lost", metavar="S", valid=POSITIVE, section=_SECTION
+    )
 
 
 @dataclass(frozen=True)
@@ -65,30 +83,13 @@ class Cluster:
         return int(port) if port.isdecimal() else 0
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of a run of several processes."""
-    several = parser.add_argument_group("several processes (detected on TPU pods, Slurm, Open MPI and GKE)")
-    several.add_argument("--coordinator_address", default="", metavar="HOST:PORT", help="the address of process 0")
-    several.add_argument("--num_processes", type=int, metavar="N", help="the number of processes; 1: only this one")
-    several.add_argument("--process_id", type=int, metavar="I", help="the number of this process, from 0")
-    for name, seconds, text in (
-        ("startup", STARTUP_TIMEOUT, "how long processes wait for each other at startup"),
-        ("heartbeat", HEARTBEAT_TIMEOUT, "how long a process may be silent before it counts as lost"),
-    ):
-        text += f" (default: {seconds:g})"
-        several.add_argument(f"--{name}_timeout", type=float, default=seconds, metavar="SECONDS", help=text)
-
-
-def find(flags: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Cluster | None:
+def find(flags: ProcessOptions, environment: Mapping[str, str] = os.environ) -> Cluster | None:
     """Reads flags, JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID; None for one process.
 
     jax.distributed.initialize asks the scheduler for missing values. If none is missing, a task that shares its machine
     with others takes the GPU with its number there, as jax would choose, unless it has GPUs of its own. Raises
     UserError for impossible values.
     """
-    for name in ("startup_timeout", "heartbeat_timeout"):
-        if not getattr(flags, name) > 0:
-            raise UserError(f"--{name} is {getattr(flags, name):g}; expected a number of seconds above 0")
     address = flags.coordinator_address or environment.get("JAX_COORDINATOR_ADDRESS") or None
     count = _number("num_processes", flags.num_processes, environment)
     process = _number("process_id", flags.process_id, environment)
@@ -223,7 +224,7 @@ def stop_requested() -> bool:
 
 
 @contextlib.contextmanager
-def processes(flags: argparse.Namespace, *, saves: bool = True) -> Iterator[None]:
+def processes(flags: ProcessOptions, *, saves: bool = True) -> Iterator[None]:
     """Surrounds a command: connects this process to the others of its run, by flags, environment or scheduler.
 
     When a process fails or dies, the others end too: with its message and exit code, or EXIT_LOST. A command that
@@ -258,14 +259,14 @@ def processes(flags: argparse.Namespace, *, saves: bool = True) -> Iterator[None
     _leave(peers)
 
 
-def _call(flags: argparse.Namespace, address: tuple[str, int], count: int, process: int) -> failure_detection.Peers:
+def _call(flags: ProcessOptions, address: tuple[str, int], count: int, process: int) -> failure_detection.Peers:
     """Waits for all processes of the run, and ends this one when another one stops."""
     peers = failure_detection.call(*address, count, process, flags.startup_timeout)
     peers.watch(flags.heartbeat_timeout, _end)
     return peers
 
 
-def _initialize(cluster: Cluster, flags: argparse.Namespace, saves: bool) -> bool:
+def _initialize(cluster: Cluster, flags: ProcessOptions, saves: bool) -> bool:
     """Starts jax's distributed runtime; returns False if nothing is given and jax finds no scheduler."""
     jax.config.update("jax_enable_preemption_service", saves)
     place = (cluster.coordinator_address, cluster.num_processes, cluster.process_id)

@@ -14,6 +14,7 @@ from bert_jax.commands import keys, main, recipes
 from bert_jax.config import FinetuneConfig, PretrainConfig, options
 from bert_jax.config.loading import recipe_file, shipped_recipes
 from bert_jax.errors import UserError
+from website import reference
 from website.links import without_relative_links
 
 ROOT = Path(__file__).parent.parent.parent
@@ -73,6 +74,16 @@ def test_a_command_runs_in_any_folder_and_its_help_and_errors_name_it(tmp_path):
     refused = bert_jax("inspect-shards", folder=tmp_path)
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
     assert refused.stderr.endswith("See: bert-jax inspect-shards --help\n")
+
+
+@pytest.mark.parametrize("name", main.MODULES)
+def test_help_begins_with_what_is_required_and_fits_a_screen(name):
+    shown = reference.help_text(name).splitlines()
+    assert shown[0].startswith(f"usage: bert-jax {name} ") and "[OPTIONS]" in "".join(shown[:3])
+    headings = [line.rstrip(":") for line in shown if re.fullmatch(r"\S.*:", line) and line.islower()]
+    assert headings[-1] and "options" in headings and headings.index("options") == headings.count("required")
+    # build-examples alone has 45 options.
+    assert len(shown) <= (95 if name == "build-examples" else 60)
 
 
 def test_the_list_of_commands_does_not_wait_for_jax():
@@ -155,7 +166,7 @@ def test_recipes_are_listed_shown_and_copied(capsys, monkeypatch, tmp_path):
         (["nonesuch_at_all"], "no such recipe"),
         (["xlmr", "--copy", "taken.py"], "exists"),
         (["--copy", "new.py"], "--copy needs the recipe"),
-        (["taken.py"], "a file of yours"),
+        (["taken.py"], "is your own file"),
     ],
 )
 def test_recipes_refuses_mistakes(arguments, message, monkeypatch, tmp_path):

@@ -111,12 +111,6 @@ def test_the_layers_of_every_family(tmp_path, family):
     np.testing.assert_allclose(embed(loaded, TEXTS[:2])["embeddings"], wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_a_causal_model_has_no_vector_at_cls(tmp_path):
-    loaded = random_checkpoint(tmp_path, dataclasses.replace(odd_config(), causal=True), Heads())
-    with pytest.raises(UserError, match="in a causal model the first token sees only itself"):
-        embed(loaded, ["the cat"], pool="cls")
-
-
 @pytest.mark.parametrize("pool", ["cls", "mean", "max", "last"])
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 32])
 def test_every_pool_of_a_text(loaded, states, pool, batch_size):
@@ -163,13 +157,16 @@ def test_a_text_over_max_length_is_cut_and_the_longer_of_a_pair_first(loaded, ca
     assert "2 of 3 texts are longer than 8 tokens" in capsys.readouterr().err
 
 
+def rows_of(lengths: np.ndarray) -> TokenRows:
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids, firsts = np.zeros(offsets[-1], np.int32), lengths.astype(np.int32)
+    return TokenRows(input_ids=ids, first_lengths=firsts, offsets=offsets, pad_id=0, truncated=0)
+
+
 def test_lengths_share_few_shapes_and_every_text_comes_once():
     lengths = np.random.default_rng(0).integers(2, 513, 1000)
     seen, shapes = [], set()
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    ids, firsts = np.zeros(offsets[-1], np.int32), lengths.astype(np.int32)
-    rows = TokenRows(input_ids=ids, first_lengths=firsts, offsets=offsets, pad_id=0, truncated=0)
-    for indices, batch in bucketed_batches(rows, batch_size=32, devices=8, max_length=512):
+    for indices, batch in bucketed_batches(rows_of(lengths), batch_size=32, devices=8, max_length=512):
         real = indices[indices >= 0]
         length = batch.input_ids.shape[1]
         assert len(indices) % 8 == 0 and len(real) > len(indices) / 2 - 8 and (lengths[real] <= length).all()
@@ -180,16 +177,9 @@ def test_lengths_share_few_shapes_and_every_text_comes_once():
 
 
 def test_a_row_over_the_last_length_is_padded_to_the_next_multiple_of_it():
-    lengths = np.array([600, 512, 513, 8000, 9])
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    rows = TokenRows(
-        input_ids=np.zeros(offsets[-1], np.int32),
-        first_lengths=lengths.astype(np.int32),
-        offsets=offsets,
-        pad_id=0,
-        truncated=0,
+    batches = list(
+        bucketed_batches(rows_of(np.array([600, 512, 513, 8000, 9])), batch_size=4, devices=1, max_length=8000)
     )
-    batches = list(bucketed_batches(rows, batch_size=4, devices=1, max_length=8000))
     assert [batch.input_ids.shape for _, batch in batches] == [(1, 16), (1, 512), (2, 1024), (1, 8000)]
 
 
@@ -212,7 +202,7 @@ def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
     assert "embeddings float32[" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"vectors\.npz exists"):
         commands_embed.main(arguments)
-    with pytest.raises(UserError, match="--shard_size is of output in shards, but --format npz writes one file"):
+    with pytest.raises(UserError, match="--shard_size is for output in shards, but --format npz writes one file"):
         commands_embed.main([*arguments, "--shard_size=5"])
 
 
@@ -221,11 +211,11 @@ def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
     [
         ({"layers": "first"}, "unknown --layers 'first'; choose from embeddings, .*, or give a number from 0 to 5"),
         ({"layers": "6"}, "unknown --layers '6'; choose from"),
-        ({"pool": "sum"}, f"unknown --pool 'sum'; choose from {', '.join(POOLS)}"),
+        ({"pool": "sum"}, f"unknown pool 'sum'; choose from {', '.join(POOLS)}"),
         ({"max_length": 25}, "--max_length is 25; use 5 to 24"),
         ({"truncate_dim": 21}, r"--truncate_dim is 21; use 1 to 20 \(the width of --layers last\)"),
         ({"truncate_dim": 81, "layers": "concat_last_4"}, r"use 1 to 80 \(the width of --layers concat_last_4\)"),
-        ({"batch_size": 0}, "--batch_size is 0"),
+        ({"batch_size": 0}, "^batch_size is 0"),
         ({"compute_dtype": "float16"}, "float16"),
     ],
 )
@@ -240,10 +230,16 @@ def test_vectors_of_several_layers_are_cut_at_any_of_their_dimensions(loaded):
     np.testing.assert_allclose(cut, whole[:, :28], atol=1e-6)
 
 
-def test_four_layers_are_not_taken_of_a_model_that_has_fewer(tmp_path):
-    small = random_checkpoint(tmp_path, odd_config(layers=2))
-    with pytest.raises(UserError, match="--layers is sum_last_4, but the model has 2 layers"):
-        embed(small, ["the cat"], layers="sum_last_4")
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"causal": True}, {"pool": "cls"}, "in a causal model the first token sees only itself"),
+        ({"layers": 2}, {"layers": "sum_last_4"}, "--layers is sum_last_4, but the model has 2 layers"),
+    ],
+)
+def test_an_option_that_does_not_fit_the_model_is_refused(tmp_path, changes, options, message):
+    with pytest.raises(UserError, match=message):
+        embed(random_checkpoint(tmp_path, odd_config(**changes)), ["the cat"], **options)
 
 
 def test_texts_are_read_plain_or_compressed_and_other_data_are_refused(tmp_path, loaded):

@@ -29,6 +29,13 @@ def loaded(tmp_path_factory):
     return random_checkpoint(tmp_path_factory.mktemp("vocabulary"), odd_config())
 
 
+def biased(loaded, token, amount=100):
+    """The model with a bias towards a token in its head."""
+    bias = loaded.params["mlm_head/bias"].copy()
+    bias[loaded.vocabulary.id_of(token)] += amount
+    return dataclasses.replace(loaded, params={**loaded.params, "mlm_head/bias": bias})
+
+
 def test_probabilities_cover_the_vocabulary_and_decrease(loaded):
     sentences = ["the [MASK] sat on the [MASK].", "a [MASK]"]
     filled = fill_mask.fill_mask(loaded, sentences, top=loaded.vocabulary.vocab_size)
@@ -82,7 +89,7 @@ def test_every_kind_of_tokenizer_finds_its_masks(tmp_path, sample_text, kind):
     """The head is made to say, at a mask, the token that follows: so masks and what stands about them are found."""
     make(kind, sample_text.read_text().splitlines()[:200], tmp_path)
     words = tokenizer.load(tmp_path)
-    following = int(words.encode("the whole of it")[2])
+    [following] = words.tokens(words.encode("the whole of it")[2:3])
     own = words.roles.mask_token
     sentences = [f"the whole {MASK} it was", f"the whole {own} it was", f"{MASK} it {own}"]
     library = tokenizers.Tokenizer.from_file(str(saved(words, tmp_path / "saved")))
@@ -91,13 +98,9 @@ def test_every_kind_of_tokenizer_finds_its_masks(tmp_path, sample_text, kind):
         assert ids == library.encode(sentence.replace(MASK, own), add_special_tokens=False).ids
     sizes = odd_config(vocab_size=words.vocab_size, layers=1)
     loaded = dataclasses.replace(random_checkpoint(tmp_path / "model", sizes), vocabulary=words)
-    bias = loaded.params["mlm_head/bias"].copy()
-    bias[following] += 100
-    filled = fill_mask.fill_mask(
-        dataclasses.replace(loaded, params={**loaded.params, "mlm_head/bias": bias}), sentences, top=3
-    )
+    filled = fill_mask.fill_mask(biased(loaded, following), sentences, top=3)
     assert [len(item.masks) for item in filled] == [1, 1, 2]
-    assert {predictions[0].token for item in filled for predictions in item.masks} == set(words.tokens([following]))
+    assert {predictions[0].token for item in filled for predictions in item.masks} == {following}
     assert filled[0].masks == filled[1].masks
 
 
@@ -106,14 +109,13 @@ def saved(words, folder):
     return folder / "tokenizer.json"
 
 
-@pytest.mark.parametrize("family", ["modernbert", "roberta"])
-def test_other_families_fill_masks_too(tmp_path, family):
-    loaded = random_checkpoint(tmp_path, dataclasses.replace(FAMILIES[family], layers=1), Heads(mlm=True))
-    bias = loaded.params["mlm_head/bias"].copy()
-    bias[loaded.vocabulary.id_of("river")] += 100
-    towards = dataclasses.replace(loaded, params={**loaded.params, "mlm_head/bias": bias})
-    [predictions] = fill_mask.fill_mask(towards, ["the [MASK] sat"])[0].masks
-    assert predictions[0].token == "river"
+@pytest.mark.parametrize("family", ["", "modernbert", "roberta"])
+def test_a_bias_towards_a_word_is_found_in_every_family(tmp_path, family):
+    config = dataclasses.replace(FAMILIES[family], layers=1) if family else odd_config()
+    loaded = random_checkpoint(tmp_path, config, Heads(mlm=True))
+    [predictions] = fill_mask.fill_mask(biased(loaded, "river"), ["the [MASK] sat"])[0].masks
+    assert predictions[0].token == "river" and len(predictions) == 5
+    assert predictions[0].probability > 0.999
 
 
 def test_a_generator_is_copied_to_the_device_once(tmp_path, monkeypatch):
@@ -139,17 +141,18 @@ def test_rows_of_the_table_that_are_no_tokens_are_never_predicted(tmp_path):
     assert fill_mask.generate(larger, 3, ["the cat"], seed=1)
 
 
-def test_a_vocabulary_without_a_mask_is_refused(loaded):
+def test_checkpoints_that_cannot_fill_masks_are_refused(tmp_path, loaded):
     words = dataclasses.replace(loaded, vocabulary=copy.copy(loaded.vocabulary))
     words.vocabulary.has_mask = False  # as GPT-2's
-    with pytest.raises(UserError, match="has no mask token"):
-        fill_mask.fill_mask(words, ["the [MASK]"])
-
-
-def test_a_causal_model_is_refused(tmp_path):
-    gpt = random_checkpoint(tmp_path, dataclasses.replace(FAMILIES["gpt"], layers=1), Heads(lm=True))
-    with pytest.raises(UserError, match=r"needs a masked language model, but .* predicts next tokens"):
-        fill_mask.fill_mask(gpt, ["the [MASK]"])
+    gpt = random_checkpoint(tmp_path / "gpt", dataclasses.replace(FAMILIES["gpt"], layers=1), Heads(lm=True))
+    tagger = random_checkpoint(tmp_path / "tagger", odd_config(), Heads(tags=2))
+    for checkpoint, message in (
+        (words, "has no mask token"),
+        (gpt, "needs a masked language model, but .* predicts next tokens"),
+        (tagger, "no masked language model head"),
+    ):
+        with pytest.raises(UserError, match=message):
+            fill_mask.fill_mask(checkpoint, ["the [MASK]"])
 
 
 def test_a_bias_towards_a_word_is_found(loaded):
@@ -168,20 +171,17 @@ def test_the_command_prints_sentences_masks_and_percents(tmp_path, loaded, capsy
     assert lines[8] == "a [MASK]" and len(lines) == 11 and all(line.endswith("%") for line in lines[9:])
 
 
-def test_sentences_that_cannot_be_filled_are_refused(tmp_path, loaded):
-    for sentence, message in (
-        ("the cat", r"no \[MASK\] in 'the cat'"),
-        ("[MASK] " * 30, "32 tokens does not fit the model's 24 positions"),
-    ):
-        with pytest.raises(UserError, match=message):
-            fill_mask.fill_mask(loaded, [sentence])
-    with pytest.raises(UserError, match="--top is 0; use 1 to 131"):
-        fill_mask.fill_mask(loaded, ["[MASK]"], top=0)
-    with pytest.raises(UserError, match="--top is of predictions for masks; omit it with --generate"):
-        commands_fill_mask.main(["--checkpoint=x", "--top=2", "--generate=3"])
-    tagger = random_checkpoint(tmp_path, odd_config(), Heads(tags=2))
-    with pytest.raises(UserError, match="no masked language model head"):
-        fill_mask.fill_mask(tagger, ["[MASK]"])
+@pytest.mark.parametrize(
+    ("sentence", "options", "message"),
+    [
+        ("the cat", {}, r"no \[MASK\] in 'the cat'"),
+        ("[MASK] " * 30, {}, "32 tokens does not fit the model's 24 positions"),
+        ("[MASK]", {"top": 0}, "--top is 0; use 1 to 131"),
+    ],
+)
+def test_sentences_that_cannot_be_filled_are_refused(loaded, sentence, options, message):
+    with pytest.raises(UserError, match=message):
+        fill_mask.fill_mask(loaded, [sentence], **options)
 
 
 def independent(loaded, shares):
@@ -247,6 +247,7 @@ def test_the_command_generates(tmp_path, loaded, capsys):
     for arguments, message in (
         ([], "give at least one sentence with [MASK], or --generate N"),
         (["--steps", "3", "a [MASK]"], "--steps is an option of generation; add --generate N"),
+        (["--top", "2", "--generate", "3"], "--top is for predictions of masks; omit it with --generate"),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
             commands_fill_mask.main([*place, *arguments])

@@ -228,7 +228,7 @@ def test_a_model_is_measured_at_another_length(classifier: LoadedModel, tmp_path
         measurement.evaluate(classifier, file, columns=columns, max_length=25)
     export.write(random_checkpoint(tmp_path / "words", odd_config(layers=1)), tmp_path / "pretrained")
     arguments = [f"--checkpoint={tmp_path / 'pretrained'}", f"--data={tmp_path}", "--max_length=16"]
-    with pytest.raises(UserError, match="the evaluation on shards does not use --max_length; omit it"):
+    with pytest.raises(UserError, match="--max_length is 16, but the checkpoint has no task; omit it"):
         evaluate.main(arguments)
 
 
@@ -392,11 +392,7 @@ def test_blank_lines_do_not_decide_the_form_of_standard_input(
     assert same([json.loads(line) for line in capsys.readouterr().out.splitlines()], predict(workdir, TEXTS[:2]))
 
 
-def test_options_without_effect_on_inputs_of_python_are_refused(classifier: LoadedModel) -> None:
-    with pytest.raises(UserError, match="words is for plain texts, but none of the inputs is one; omit it"):
-        predict(classifier, [{"text": TEXTS[0]}], words=True)
-    with pytest.raises(UserError, match="columns names the fields of objects, but all inputs are plain texts; omit it"):
-        predict(classifier, TEXTS, columns=Columns("review"))
+def test_columns_name_the_fields_of_objects_among_texts(classifier: LoadedModel) -> None:
     assert len(predict(classifier, [TEXTS[0], {"review": TEXTS[1]}], columns=Columns("review"))) == 2
 
 
@@ -431,18 +427,21 @@ def test_the_form_of_standard_input_is_that_of_its_first_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("inputs", "options", "said"),
     [
-        ({"form": "csv"}, "unknown --form 'csv'; choose from auto, text, jsonl, task"),
-        ({"on_error": "stop"}, "unknown --on_error 'stop'; choose from fail, skip"),
-        ({"batch_size": 0}, "batch size is 0; use 1 or more"),
+        (TEXTS, {"form": "csv"}, "unknown form 'csv'; choose from auto, text, jsonl, task"),
+        (TEXTS, {"on_error": "stop"}, "unknown on_error 'stop'; choose from fail, skip"),
+        (TEXTS, {"batch_size": 0}, r"batch_size is 0\. Use a finite number of at least 1"),
+        (TEXTS, {"batch_sise": 8}, r"unknown option batch_sise; did you mean batch_size\?"),
+        (TEXTS, {"words": "yes"}, "words is 'yes'; expected bool"),
+        (TEXTS, {"columns": Columns("review")}, "columns names the fields of objects, but all inputs are plain texts"),
+        ([{"text": TEXTS[0]}], {"words": True}, "words is for plain texts, but none of the inputs is one; omit it"),
+        ("a", {}, "give a list of texts"),
     ],
 )
-def test_what_cannot_be_is_refused(classifier: LoadedModel, tmp_path: Path, arguments: dict, said: str) -> None:
-    (tmp_path / "in.txt").write_text("a\n")
-    with pytest.raises(UserError) as error:
-        predict(classifier, tmp_path / "in.txt", **arguments)
-    assert said in str(error.value)
+def test_mistakes_in_inputs_and_options_are_refused(classifier: LoadedModel, inputs: Any, options: dict, said: str):
+    with pytest.raises(UserError, match=said):
+        predict(classifier, inputs, **options)
 
 
 def test_a_checkpoint_that_was_not_fine_tuned_is_refused(tmp_path: Path) -> None:

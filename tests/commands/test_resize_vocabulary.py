@@ -209,38 +209,25 @@ def test_the_parameters_with_a_row_for_each_token_are_found_in_every_family(name
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "words", "message"),
     [
-        ([], "words.txt: it has no words"),
-        (["dog"], "words.txt: the vocabulary has a token for 'dog'"),
-        (["two dogs"], "words.txt: 'two dogs' contains white space"),
-        ([NEW[2]], "words.txt: the tokenizer changes 'riverà' to 'rivera'"),
+        (["--add_tokens={words}"], [], "words.txt: it has no words"),
+        (["--add_tokens={words}"], ["dog"], "words.txt: the vocabulary has a token for 'dog'"),
+        (["--add_tokens={words}"], ["two dogs"], "words.txt: 'two dogs' contains white space"),
+        (["--add_tokens={words}"], [NEW[2]], "words.txt: the tokenizer changes 'riverà' to 'rivera'"),
+        (["--add_tokens=absent.txt"], [], "no such file: absent.txt"),
+        (["--trim=absent*.txt"], [], r"--trim .*absent\*\.txt"),
+        (["--trim={words}"], [""], r"words\.txt: no document in it\. Remove it from --trim$"),
+        ([], [], "give one of --add_tokens FILE and --trim GLOB"),
+        (["--trim={words}", "--add_tokens={words}"], NEW, "give one of --add_tokens FILE and --trim GLOB"),
     ],
 )
-def test_bad_words_are_refused_and_nothing_is_written(tmp_path, words, message):
+def test_bad_words_and_files_are_refused_and_nothing_is_written(tmp_path, arguments, words, message):
     folder = written(tmp_path)
-    arguments = ["--checkpoint", str(folder), "--output", str(tmp_path / "new")]
+    arguments = [argument.format(words=words_file(tmp_path, words)) for argument in arguments]
     with pytest.raises(UserError, match=message) as refused:
-        resize_vocabulary.main([*arguments, "--add_tokens", str(words_file(tmp_path, words))])
-    assert "\n" not in str(refused.value)
-    assert not list(tmp_path.glob("new*"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "one of the arguments --add_tokens --trim is required"),
-        (["--add_tokens", "absent.txt"], "no such file: absent.txt"),
-        (["--trim", "absent*.txt"], r"--trim .*absent\*\.txt"),
-        (["--trim", "{empty}"], r"empty\.txt: no document in it\. Remove it from --trim$"),
-    ],
-)
-def test_missing_files_are_refused_and_nothing_is_written(tmp_path, arguments, message):
-    folder = written(tmp_path)
-    (tmp_path / "empty.txt").write_text("\n\n")
-    arguments = [one.format(empty=tmp_path / "empty.txt") for one in arguments]
-    with pytest.raises(UserError, match=message):
         resize_vocabulary.main(["--checkpoint", str(folder), "--output", str(tmp_path / "new"), *arguments])
+    assert "\n" not in str(refused.value)
     assert not list(tmp_path.glob("new*"))
 
 

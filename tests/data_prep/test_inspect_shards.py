@@ -211,6 +211,6 @@ def test_page_in_a_finished_output_is_refused(output: Path, tmp_path: Path, insi
     before = sorted(output.rglob("*")), (output / "manifest.json").read_bytes()
     (tmp_path / "other").mkdir()
     for directory in (output, output / "eval", tmp_path / "other"):
-        with pytest.raises(UserError, match=r"--html .* is inside of .*, which must not change"):
+        with pytest.raises(UserError, match=r"--html .* is inside .*, which must not change"):
             inspect_shards.main([str(directory), "--html", str(target)])
     assert (sorted(output.rglob("*")), (output / "manifest.json").read_bytes()) == before

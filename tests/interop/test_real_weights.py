@@ -21,7 +21,6 @@ from bert_jax.model.heads.config import Heads
 from bert_jax.tasks import registry
 from bert_jax.tasks.embedder import embed
 from bert_jax.tasks.evaluation import evaluate
-from bert_jax.tasks.reading.tables import Columns
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +56,6 @@ def test_a_published_folder_is_read_with_its_settings(folder):
 def test_a_published_model_has_the_correlations_that_the_library_measures(folder, bert_jax_data):
     """The figures are those of EmbeddingSimilarityEvaluator of sentence-transformers 6.2 on the dev file of STS-B."""
     data = registry.find_split("stsb", registry.find_folder("stsb", bert_jax_data), "dev")
-    found = evaluate(folder, data, columns=Columns("sentence1", "sentence2", "score"))
+    found = evaluate(folder, data, text="sentence1", text_pair="sentence2", label="score")
     assert found["spearman"] == pytest.approx(0.86716312, abs=1e-6)
     assert found["pearson"] == pytest.approx(0.86961946, abs=1e-6)

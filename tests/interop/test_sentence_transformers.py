@@ -32,10 +32,10 @@ from bert_jax.tasks.kinds.embedding import (
     truncations,
 )
 from bert_jax.tasks.prediction import predict
-from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.retrieval import Nearest, rank_metrics
 from bert_jax.tasks.rows import Split
 
+COLUMNS = {"text": "text", "text_pair": "text_pair", "label": "label"}
 FOLDERS = ("cls", "mean", "max", "last")
 
 
@@ -177,20 +177,20 @@ def test_retrieval_is_measured_by_the_similarity_of_a_folder(folder, arrays, sea
     assert "similarity" not in capsys.readouterr().err
     assert evaluate(changed(path, similarity_fn_name="euclidean"), search)["mrr@10"] == 1
     assert "by cosines, but the checkpoint's similarity is 'euclidean'" in capsys.readouterr().err
-    evaluate(path, search.parent / "sts.jsonl", columns=Columns("text", "text_pair", "label"))
+    evaluate(path, search.parent / "sts.jsonl", **COLUMNS)
     assert "pairs are measured by cosines, but the checkpoint's similarity is 'euclidean'" in capsys.readouterr().err
 
 
 def test_metrics_are_of_vectors_that_are_cut(folder, search):
-    path, columns = folder("mean"), Columns("text", "text_pair", "label")
+    path = folder("mean")
     assert evaluate(path, search, truncate_dim=1)["mrr@10"] < 1  # all cosines are 1 or -1
     pairs = pairs_of(search)
     sides = [unit(embed(path, [pair[side] for pair in pairs], truncate_dim=2)["embeddings"]) for side in (0, 1)]
-    scored = evaluate(changed(path, truncate_dim=2), search.parent / "sts.jsonl", columns=columns)
+    scored = evaluate(changed(path, truncate_dim=2), search.parent / "sts.jsonl", **COLUMNS)
     wanted = np.corrcoef((sides[0] * sides[1]).sum(axis=1), [score for _, _, score in pairs])[0, 1]
     assert scored["pearson"] == pytest.approx(wanted, abs=1e-5)
     with pytest.raises(UserError, match=r"task\.truncate_dim has 13, but the vectors have 12 dimensions"):
-        evaluate(path, search.parent / "sts.jsonl", columns=columns, truncate_dim=13)
+        evaluate(path, search.parent / "sts.jsonl", **COLUMNS, truncate_dim=13)
 
 
 @pytest.mark.parametrize(

@@ -155,8 +155,6 @@ def test_a_folder_of_others_and_an_empty_input_are_refused(tmp_path):
         write_vectors(iter([("a",)]), lengths, tmp_path / "out", job={})
     with pytest.raises(UserError, match="the input has no texts"):
         write_vectors(iter([]), lengths, tmp_path / "empty", job={})
-    with pytest.raises(UserError, match="--format is 'csv'"):
-        write_vectors(iter([]), lengths, tmp_path / "other", job={}, format="csv")
 
 
 def test_the_shards_of_a_file_hold_the_vectors_of_embed_in_order(tmp_path, loaded, monkeypatch, capsys):

@@ -312,7 +312,7 @@ def test_a_model_learns_which_texts_belong_together_and_keeps_its_settings(tmp_p
     found = evaluate(tmp_path / "run", files["search"])
     assert found["mrr@10"] == pytest.approx(learned, abs=0.02)  # dev has equal documents only once, too
     assert found["ndcg@10"] > untrained and found["counts"]["queries"] == 31
-    scored = evaluate(tmp_path / "run", files["sts"], columns=Columns("a", "b", "score"))
+    scored = evaluate(tmp_path / "run", files["sts"], text="a", text_pair="b", label="score")
     assert set(scored) == {"spearman", "pearson", "task_loss", "counts"} and scored["spearman"] > 0.5
     export(tmp_path / "run", tmp_path / "out", "sentence_transformers")
     for texts, prompt in ((["word20", "word21 word22"], ""), (["word20"], "query")):

@@ -1,6 +1,5 @@
 """Runs of several processes: what flags and environment say, and what a process prints at its end (test_hosts.py)."""
 
-import argparse
 import os
 import subprocess
 import sys
@@ -8,6 +7,7 @@ import threading
 
 import pytest
 
+from bert_jax.config.options import parse
 from bert_jax.errors import UserError
 from bert_jax.train import distributed
 from bert_jax.train.distributed import Cluster
@@ -49,10 +49,8 @@ def test_a_process_that_may_open_no_more_files_prints_its_last_line(capfd, monke
 # The place of a process in a run, from flags and environment.
 
 
-def flags(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    distributed.add_flags(parser)
-    return parser.parse_args(arguments)
+def flags(*arguments: str) -> distributed.ProcessOptions:
+    return parse("bert-jax pretrain", "", distributed.ProcessOptions, arguments)
 
 
 EXPLICIT = ("--coordinator_address=10.0.0.2:8476", "--num_processes=4", "--process_id=3")
@@ -154,7 +152,7 @@ def test_values_that_no_scheduler_provides_are_named(given, message):
         (("--coordinator_address=host:99999", *EXPLICIT[1:]), {}, "expected HOST:PORT"),
         ((*EXPLICIT[:2], "--process_id=4"), {}, "--process_id is 4 with --num_processes=4; expected 0 to 3, each once"),
         ((*EXPLICIT[:1], "--num_processes=0", "--process_id=0"), {}, "--num_processes is 0; expected 1 or more"),
-        ((*EXPLICIT, "--startup_timeout=0"), {}, "--startup_timeout is 0; expected a number of seconds above 0"),
+        ((*EXPLICIT, "--startup_timeout=0"), {}, r"--startup_timeout is 0\.0\. Use a number above 0"),
         ((*EXPLICIT, "--heartbeat_timeout=-1"), {}, "--heartbeat_timeout is -1"),
     ],
 )
