@@ -120,10 +120,10 @@ class Recorder:
     def correct_fraction(self) -> None:
         """Logs the budget fraction of the step from which the run resumes, so that the log can be replayed.
 
-        Call it once, after the line that may be pending. A run that trains no further needs it too: an extension
-        killed before its first checkpoint left another fraction there. So does one that SIGTERM stops here: its
-        checkpoint has the fraction, and the next run does not log it again.
+        Call it once, after the line that may be pending.
         """
+        # A run that trains no further needs it too: an extension that was killed before its first checkpoint left
+        # another fraction there. So does a run that SIGTERM stops here, since the next one does not log it again.
         if self._resumes and self.budgeted:
             self.opened.check_held()
             self.writer.correct(self.first, {"budget_fraction": self.clock.fraction}, append=self.clock.refreshed)
@@ -131,8 +131,8 @@ class Recorder:
     def save(self, point: Point, unlogged: bool = False) -> None:
         """Starts to save a step with everything that a run needs to resume as if it had not stopped.
 
-        If the step is saved already, this only records its evaluation. `unlogged` means that the step's log line and
-        evaluation are still to come when the run resumes.
+        If the step is saved already, this only records its evaluation. With `unlogged`, the run evaluates and logs the
+        step when it resumes.
         """
         self.opened.check_held()
         checkpoints, step, state = self.opened.checkpoints, point.step, point.state
@@ -192,11 +192,9 @@ class Recorder:
 
 
 def standard_hooks(recorder: Recorder, evaluate: "Evaluate") -> list[Hook]:
-    """Returns the hooks that every run has, in the order of their calls.
-
-    The order matters. A trace ends first. Early stopping and the log line need the evaluation. A step is saved last,
-    after its line: a checkpoint is never newer than the log, so a run that resumes from it repeats nothing.
-    """
+    """Returns the hooks that every run has, in calling order."""
+    # A trace ends first. Early stopping and the log line need the evaluation. A step is saved last, after its line: a
+    # checkpoint is never newer than the log, so a run that resumes from it repeats nothing.
     return [Profile(recorder), evaluate, StopEarly(recorder), Log(recorder), Save(recorder)]
 
 
@@ -240,7 +238,7 @@ class Profile(Hook):
             yield
 
     def close(self) -> None:
-        """Writes a trace that the end of the run cuts short; reports if none of the steps ran."""
+        """Writes a trace that the run's end cuts short; reports if none of its steps ran."""
         self._stop()
         if not self._traced:
             self._recorder.report(
@@ -265,8 +263,8 @@ class Evaluate(Hook):
     def __call__(self, point: Point) -> None:
         """Evaluates the step, and saves it if that fails, so that no training is lost.
 
-        SIGTERM ends an evaluation at once, since it may take longer than the sender waits; this then raises Stopped.
-        After an error, several processes save nothing, because saving needs all of them.
+        Raises:
+            Stopped: SIGTERM arrived. It ends an evaluation at once, which may take longer than the sender waits.
         """
         recorder = self._recorder
         notes = evaluating(recorder.progress, recorder.clock, self._begins)
@@ -279,13 +277,13 @@ class Evaluate(Hook):
                 recorder.save(point, unlogged=True)
                 raise stopped(point.step, recorder.run.workdir) from None
             except Exception:
-                if jax.process_count() == 1:
+                if jax.process_count() == 1:  # saving needs all processes, and only this one may have failed
                     recorder.save(point, unlogged=True)
                 raise
         point.evaluated, self._begins = True, False
 
     def measure(self, step: int, params: dict[str, Any], average: dict[str, Any] | None) -> dict[str, float]:
-        """Returns the metrics of the parameters and, as ema_*, of their moving average."""
+        """Returns the metrics for the parameters and, as ema_*, for their moving average."""
         run, best = self._recorder.run, self._recorder.opened.checkpoints.best
         trees = {"": params}
         if average is not None and run.evaluators:
@@ -297,7 +295,8 @@ class Evaluate(Hook):
             for prefix, tree in trees.items():
                 measured = evaluator(self._plan, self._mesh, tree, step)
                 metrics |= {f"{prefix}{name}": value for name, value in measured.items()}
-        if best and not run.measured:  # otherwise checked before; one that is not finite is missing here
+        # If the names were known, prepare.make_mesh has checked them: a metric that is not finite is missing here.
+        if best and not run.measured:
             best.check_among(metrics)
         return metrics
 

@@ -40,8 +40,8 @@ class MaskedBatch(NamedTuple):
 class DiffusionObjective(Objective):
     """Each masked token from the others, at mask rates from 0 to 1 (mdm; Sahoo et al. 2024, sections 3.1 to 3.5).
 
-    Each sequence has a rate t ~ U(0,1), and each of its tokens is masked with probability t. The loss is the
-    cross-entropy at masked tokens times 1/t, over the number of all tokens that can be masked (section 3.5 with the
+    A sequence has a rate t ~ U(0,1), and its tokens are masked with probability t. The loss is the cross-entropy at
+    masked tokens times 1/t, over the number of maskable tokens (section 3.5 with the
     log-linear schedule, and Nie et al. 2025, section 2.1). Its expectation is an upper bound on the negative
     log-likelihood of the text, in nats per token. The accuracy has the same weights, so it is the mean over all rates.
     The masks of the shards are undone.
@@ -111,7 +111,7 @@ class DiffusionObjective(Objective):
 
 
 def spread(start: Float[Array, ""], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
-    """Returns (start + i/N) mod 1 at the positions of sequence i of the batch's N sequences, in row order."""
+    """Returns (start + i/N) mod 1 at the positions of sequence i; the batch's N sequences are counted in row order."""
     count = jnp.maximum(sequence_ids.max(axis=1).sum(), 1)
     return (start + sequence_numbers(sequence_ids).astype(jnp.float32) / count) % 1
 

@@ -20,7 +20,7 @@ from bert_jax.train.objectives.objective import Counts, Objective, Term, Terms
 
 
 class SeededBatch(NamedTuple):
-    """A training batch with the seeds of its samples."""
+    """A training batch with its samples' seeds."""
 
     batch: Batch
     sample_seeds: Any  # u32[B,M,2], one for each prediction
@@ -88,7 +88,7 @@ def _at_predictions(batch: Batch, seeds: UInt32[Array, "B T 2"]) -> UInt32[Array
 
 
 def sample(logits: Float[Array, "B M V"], seeds: UInt32[Array, "B M 2"]) -> Int[Array, "B M"]:
-    """Samples a token per position from the softmax of its logits, by Gumbel noise."""
+    """Samples a token per position from its logits' softmax, by Gumbel noise."""
     return jnp.argmax(logits + gumbel(seeds, logits.shape), axis=-1).astype(jnp.int32)
 
 
