@@ -141,6 +141,7 @@ class Checkpoints:
             return
         if not is_stored(self._written):
             _remove_unfinished(self._written)  # of a save that failed
+        # Before the save, since `_finish` asks which step is the best.
         if self.best:
             self.best.note(step, meta.get(EVALUATION, {}))
         self._saving = step
@@ -282,6 +283,7 @@ class Checkpoints:
             with self._explained(step, self._written):
                 self._writer.wait()
             if self._written != self.directory:
+                # All files but the mark, then the mark: whoever sees it sees a whole step.
                 staged, stored = self._written / str(step), self.directory / str(step)
                 assert isinstance(staged, Path)
                 (staged / MARK).unlink()
@@ -371,7 +373,7 @@ def restore(directory: Location, params: PyTree, optimizer_state: PyTree, averag
             f"checkpoint {directory} holds parameters but no optimizer state, so training cannot resume from it. "
             f"Start a new workdir with --config.init_from={directory.parent.parent}"
         )
-    if AVERAGE not in tensors:
+    if AVERAGE not in tensors:  # the run kept none; a new one can begin at these parameters
         average = None
     return Restored(
         params=read_tree(directory, PARAMS, tensors[PARAMS], params),

@@ -34,6 +34,7 @@ class TokenLength:
     @property
     def steps(self) -> int:
         """The first step before which all tokens are read."""
+        # Doubling finds an upper bound for the bisection.
         most = 1
         while self.share(most) < 1.0:
             most *= 2

@@ -35,6 +35,7 @@ def describe(
         differences: the changes since that checkpoint, a line each.
         ended: whether it stopped early there.
     """
+    # The checkpoint comes first, then how the run differs from it.
     lines = list(differences)
     if workdir.BRANCHED in meta:
         lines.insert(0, f"branching from {meta[workdir.BRANCHED]} into {run.workdir}")
@@ -84,6 +85,7 @@ def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
         sharded = "replicated" if placed.is_fully_replicated else str(getattr(placed, "spec", placed))
         factor = factors.get(path, np.ones(()))
         count = int(np.sum(factor))
+        # One factor for all layers, [], or one for each, [L, 1, ...]. Only 0 and 1 can be told as layers.
         if not np.isin(factor, (0, 1)).all():
             learns = f"x {_range(factor)}"
         elif np.all(factor) or not count:

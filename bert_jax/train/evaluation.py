@@ -52,6 +52,7 @@ def evaluate_batches(
             totals[name] = total
     if not totals:
         return {}
+    # The sums of all sources are added before the division, so that a row counts once wherever it is.
     weights = plan.objective.term_weights
     metrics = _finite_means(functools.reduce(_add_trees, totals.values()), weights)
     for name, total in totals.items():
@@ -76,6 +77,7 @@ def _finite_means(total: Any, weights: Mapping[str, float]) -> dict[str, float]:
 
     The loss comes first, the others by name. Logs, checkpoints and the screen keep this order.
     """
+    # Divided in float32, as in a training step.
     terms, counts = jax.tree.map(jnp.float32, total)
     metrics = {name: float(value) for name, value in means(terms, counts, weights).items()}
     ordered = sorted(metrics, key=lambda name: (name != "loss", name))
@@ -166,7 +168,7 @@ class EarlyStop:
         evaluations: Mapping[int, Mapping[str, float]] = MappingProxyType({}),
     ) -> None:
         self.patience, self._best = patience, best
-        if saved.get("metric", best.metric) != best.metric:
+        if saved.get("metric", best.metric) != best.metric:  # values of another metric do not compare
             saved = {}
         self.step: int | None = saved.get("step")
         self.value: float = saved.get("value", math.nan)

@@ -63,7 +63,7 @@ class InShard(Placement):
     reduce_dtype: str = "float32"
 
     def constrain(self, name: str, array: Array) -> Array:
-        if not self.shards_layers:
+        if not self.shards_layers:  # nothing is left to the compiler
             return array
         return jax.lax.with_sharding_constraint(array, _over_tensor(name, array))
 
@@ -101,6 +101,7 @@ class InShard(Placement):
         return bool(self.layer_specs)
 
     def row_numbers(self, rows: int) -> tuple[int | jax.Array, int]:
+        # The numbers in the global batch, so that dropout's masks are those of one device.
         return jax.lax.axis_index(ROWS) * rows, jax.lax.axis_size(ROWS) * rows
 
     def gather_rows(self, array: Array) -> Array:

@@ -84,6 +84,7 @@ class Recorder:
         self.ended = has_stopped_early(run.early_stop, run.config.checkpoint.best, meta)
         self.unlogged = bool(meta.get("unlogged", False))  # the first step's evaluation and line are still to come
         self.budgeted = self.clock.budget > 0 or bool(run.config.budget_replay)
+        # A branch has metadata, too: it resumes another run.
         self.first, self._resumes, self._seconds = meta.get("step", 0), bool(meta), meta.get("seconds", 0.0)
         self.finite = FiniteCheck(run.config, meta.get("skipped", 0), run.workdir, opened.checkpoints, self.report)
         predictions, heads = run.objective.predictions, run.objective.heads
@@ -169,6 +170,7 @@ class Recorder:
         With early stopping, that is the best evaluation; its parameters are read from the checkpoint.
         """
         best = self.early_stop if self.early_stop and self.early_stop.step is not None else None
+        # `ended` means that an earlier process stopped early and reported it.
         if self.stops_early and not self.ended:
             result = "no evaluation was finite"
             if best:
@@ -183,6 +185,7 @@ class Recorder:
         seconds = self.clock.elapsed if point.step > self.first else self._seconds
         params, selected, evaluation = point.state.params, point.step, point.evaluation
         if best is not None and best.step is not None:
+            # An interrupted run may have saved its best step without best.json.
             selected, evaluation = best.step, best.evaluation
             self.opened.checkpoints.write_best()
         if selected != point.step:
@@ -285,6 +288,7 @@ class Evaluate(Hook):
     def measure(self, step: int, params: dict[str, Any], average: dict[str, Any] | None) -> dict[str, float]:
         """Returns the metrics for the parameters and, as ema_*, for their moving average."""
         run, best = self._recorder.run, self._recorder.opened.checkpoints.best
+        # The parameters and their average are measured by one program, so they must have equal shardings.
         trees = {"": params}
         if average is not None and run.evaluators:
             # mesh.shard_optimizer shards the average further than the parameters.
@@ -336,6 +340,7 @@ class Log(Hook):
             line |= {f"epochs/{name}": epochs for name, epochs in read.items()}
         if recorder.budgeted:
             line["budget_fraction"] = point.fraction
+        # After an evaluation the line has its metrics, too; hooks that follow read both from the point.
         held_out: dict[str, float | None] = {f"eval_{name}": value for name, value in point.evaluation.items()}
         point.line = line | held_out
         recorder.writer.write(point.step, point.line)
@@ -347,7 +352,7 @@ class Log(Hook):
 
     @contextlib.contextmanager
     def during(self, step: int) -> Iterator[None]:
-        if step != self._recorder.first:
+        if step != self._recorder.first:  # only the first dispatch compiles; later shapes are compiled ahead
             yield
             return
         with compiling(self._recorder.progress):
@@ -432,6 +437,7 @@ class Interruption:
     def _record(self, _signal: int, _frame: FrameType | None) -> None:
         self.requested = True
         if self._at_once:
+            # A second signal must not interrupt the save that follows.
             self._at_once = False
             raise Interrupted
 

@@ -160,6 +160,7 @@ class MetricAccumulator:
         `waited_seconds` is the time spent waiting for batches since the loop began.
         """
         self.settle()
+        # Evaluating and saving are no training time. After a restart, earlier tokens were not read in this time.
         seconds = max(time.monotonic() - self._started - self._paused, 1e-9)
         tokens = self._sums.get("tokens", 0.0)
         had = {name: self._steps - self._absent.get(name, 0) for name in self._sums}
@@ -197,6 +198,7 @@ class MetricAccumulator:
         for (step, _), arrays in zip(pending, fetched, strict=True):
             values = {name: value.item() for name, value in arrays.items()}
             self.tokens += int(values["tokens"])
+            # A skipped step counts in no mean, but its tokens were read.
             counts = self._check(step, values)
             if counts:
                 for name in {*self._sums, *values} - {*LATEST, "finite", "tokens"}:

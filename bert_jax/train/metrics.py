@@ -134,6 +134,7 @@ class MetricsWriter:
         self._log.append(json.dumps(line))
         if not self._events:
             return
+        # TensorBoard has the step and the time in the event itself, and no value for None.
         for name, value in line.items():
             if isinstance(value, float) and name != "time":
                 self._events.write_event(Event(step=step, wall_time=time.time(), summary=scalar(name, value)))
@@ -213,6 +214,7 @@ def read_lines(path: Location) -> list[dict[str, Any]]:
 
 
 def _parse(text: Sequence[str]) -> list[dict[str, Any]]:
+    # `extend` keeps the lines before the one that cannot be parsed, which is the last.
     lines: list[dict[str, Any]] = []
     with contextlib.suppress(json.JSONDecodeError):
         lines.extend(map(json.loads, text))

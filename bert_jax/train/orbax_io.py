@@ -223,7 +223,7 @@ def _read(directory: Location, item: str, restore_args: Mapping[str, Any]) -> di
     args, folder = ocp.args.PyTreeRestore(restore_args=unflatten(restore_args)), directory / item
     with contextlib.ExitStack() as opened:
         opened.enter_context(reading(directory))
-        if is_staged(folder):
+        if is_staged(folder):  # only this item: optimizer states need not be downloaded to read parameters
             copy = opened.enter_context(scratch_folder()) / item
             download_folder(folder, copy)
             folder = copy

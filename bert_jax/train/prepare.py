@@ -82,6 +82,7 @@ def make_mesh(run: Run) -> Mesh:
         Best(best, {}).check_among([*run.measured, *averages])
     check_workdir(run.workdir)
     traced_steps(config.profile, run.workdir)
+    # The sources' row counts are those of all phases and batch ramps: none is met only after days.
     mesh = sharding.make_mesh(config.mesh)
     for rows in dict.fromkeys(map(source.rows_at, source.changes)):
         key = "batch_schedule" if getattr(config, "batch_schedule", "") else "batch_size"
@@ -139,6 +140,7 @@ def make_plan(run: Run) -> Plan:
         trained=trained,
         unfreezing=unfreezing,
     )
+    # Asked only for its refusal: a kernel that cannot run with the rows of any phase.
     for step in run.source.changes:
         layer.kernels(plan.model, plan.runtime, batch_length(run.source, step))
     return plan
@@ -153,6 +155,7 @@ def open_workdir(run: Run) -> Iterator[OpenWorkdir]:
             different configurations or without a shared workdir. Nothing has changed then.
     """
     made_by = workdir.provenance(run)
+    # Processes must agree on everything that their common program depends on, before they hold or write anything.
     settings = made_by["configuration"] | workdir.runtime_choices(run) | made_by["versions"]
     distributed.check_same(settings, "start all with the same command")
     config = run.config.checkpoint

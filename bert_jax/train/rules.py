@@ -61,10 +61,7 @@ def stacks(params: dict[str, Any]) -> dict[str, int]:
 
 
 def per_layer(rules: Numbers, params: dict[str, Any]) -> dict[str, Any]:
-    """Maps parameters to the rules' values: a float32 number, or [L, 1, ...] if the layers of a stack differ.
-
-    One number for layers that are alike keeps the program small, and is exact for any number of layers.
-    """
+    """Maps parameters to the rules' values: a float32 number, or [L, 1, ...] if the layers of a stack differ."""
 
     def values(path: str, leaf: Any) -> np.ndarray | np.float32:
         by_layer = np.array([first_match(rules, name) for name in _names(path, leaf)], np.float32)

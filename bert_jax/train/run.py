@@ -121,6 +121,7 @@ def runtime_of(config: TrainConfig, platform: str = "", capability: str = "") ->
         platform: the platform to compile for, if it is not this machine's.
         capability: its GPUs' compute capability.
     """
+    # Most CPUs compute bfloat16 by way of float32, so it would only cost precision there.
     dtype = config.compute_dtype
     if dtype == "auto":
         dtype = "float32" if (platform or jax.default_backend()) == "cpu" else "bfloat16"

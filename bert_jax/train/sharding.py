@@ -98,7 +98,7 @@ def check_slices(data: int, slices: int, devices: int, flag: str = FLAG) -> None
 def _axis_sizes(config: MeshConfig, devices: int, flag: str) -> tuple[int, ...]:
     """Returns the sizes of the axes, whose product must be the number of devices."""
     sizes = {name: getattr(config, name) for name in AXES}
-    used = math.prod(size for size in sizes.values() if size > 0)
+    used = math.prod(size for size in sizes.values() if size > 0)  # -1 stands for the other devices
     problem = ""
     if wrong := [name for name, size in sizes.items() if size < 1 and size != -1]:
         rule = "use 1 or more, or -1 for the devices that the other axes leave"
@@ -218,7 +218,7 @@ def _rule(path: Any) -> Axes:
 
 def spec(axes: Axes, shape: Sequence[int], mesh: Any) -> PartitionSpec:
     """Applies a rule to an array shape, without mesh axes that have one device or do not divide the shape."""
-    if ... in axes:
+    if ... in axes:  # e.g. a gated kernel [L, D, 2, F] and a plain one [L, D, F] share a rule
         middle = axes.index(...)
         axes = (*axes[:middle], *[None] * (len(shape) - len(axes) + 1), *axes[middle + 1 :])
     if len(axes) != len(shape):

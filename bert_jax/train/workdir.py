@@ -141,6 +141,7 @@ def read_params(workdir: str | PurePath, step: int | None = None, item: str = PA
         DamagedCheckpoint: files are damaged.
     """
     directory = absolute(location(workdir)) / CHECKPOINTS
+    # Listed again below: a run that is still training may have removed the step meanwhile.
     if step is None and (step := latest_step(workdir)) is None:
         raise UserError(f"no checkpoint in {directory}: none has been saved. Train first, or name another folder")
     if step not in (saved := saved_steps(workdir)):
@@ -427,7 +428,8 @@ def counting_on(run: Run, provenance: dict[str, Any], meta: Mapping[str, Any]) -
     recorded = counted or provenance.get(RECORD)
     if recorded is None:
         return run
-    more = recorded["tokens"] - count(recorded["step"])  # exactly 0 if data and batches are the same as at that step
+    # Exactly 0 if data and batches are the same as at that step, so an unchanged run keeps its count bit for bit.
+    more = recorded["tokens"] - count(recorded["step"])
 
     def before(step: int) -> float:
         return more + count(step)

@@ -69,6 +69,7 @@ class DiffusionObjective(Objective):
         return {"mdm": self.maskable(unmasked(batch), batch.sequence_ids).sum().astype(jnp.float32)}
 
     def corrupt(self, batch: Batch, key: PRNGKeyArray) -> MaskedBatch:
+        # Seeds by sequence and position: a packed row gets the masks of its sequences in separate rows.
         start = jax.random.uniform(child_key(key, "mask_rates"))
         seeds = derived_seeds(numbered_seeds(child_key(key, "masks"), batch.sequence_ids), batch.positions)
         rates = mask_rates(spread(start, batch.sequence_ids))
@@ -88,6 +89,7 @@ class DiffusionObjective(Objective):
             rates = mask_rates((start + number / EVALUATION_RATES) % 1)
             return jax.tree.map(jnp.add, total, _term(model, self.masked(batch, text, rates, noise), None)), None
 
+        # A scan, so that the activations of one rate exist at a time.
         numbered = (jnp.arange(EVALUATION_RATES, dtype=jnp.float32), jnp.moveaxis(noise, 2, 0))
         total, _ = jax.lax.scan(add, Term(jnp.zeros(()), {"accuracy": jnp.zeros(())}), numbered)
         return {"mdm": jax.tree.map(lambda value: value / EVALUATION_RATES, total)}

@@ -86,6 +86,7 @@ class MaskedLMObjective(Objective):
 
     def terms_of(self, model: Bert, vectors: Float[Array, "B K D"], batch: Batch) -> Terms:
         """Computes the terms from the last layer's vectors at `positions`, one group after another."""
+        # The groups in the order of `positions`: M masked tokens, S starts, and twice M around spans.
         ends = np.cumsum([part.shape[1] for part in self.positions(batch)])[:-1]
         masked, first, *around = jnp.split(vectors, ends, axis=1)
         sums = vocabulary_sums(vocabulary_product(model, masked), batch.masked_ids, batch.masked_weights)
@@ -140,6 +141,7 @@ class CausalLMObjective(Objective):
         return counts | z_entry(self.z_loss, counts["lm"])
 
     def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
+        # The state at position i predicts token i + 1.
         text = unmasked(batch)
         hidden = model.encode(batch._replace(input_ids=text), dropout_key).last
         sums = token_sums(model, hidden[:, :-1], text[:, 1:], continues(batch.sequence_ids))

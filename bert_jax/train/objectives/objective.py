@@ -168,6 +168,7 @@ def extended_batch(objective: Objective, batch: Any) -> Any:
 
 def total_loss(terms: Terms, counts: Counts, weights: Mapping[str, float] = NO_WEIGHTS) -> Float[Array, ""]:
     """Adds up the terms in the order of the counts: sum / count * weight."""
+    # In a fixed order, since sums of floating-point numbers depend on it.
     total = jnp.float32(0)
     for name, count in counts.items():
         mean = terms[name].loss / _divisor(count)
