@@ -167,7 +167,7 @@ class PretrainDataConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig(Kinds):
-    """The learning rate relative to its peak: a warmup, then a decay of its own (bert_jax/train/optim/chains.py)."""
+    """The learning rate relative to its peak: a warmup, then a decay of its own (bert_jax/train/optim.py)."""
 
     warmup_steps: int = option(
         10_000,

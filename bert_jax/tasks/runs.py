@@ -89,7 +89,7 @@ def with_random_top(
     # Only the top is returned from the compiled function, so that nothing else is stored.
     def top_layers(key: Key[Array, ""]) -> dict[str, Array]:
         every = layers.flatten(objective.init(model, key))
-        return {path: every[path][-config.reinit_layers :] for path in params if rules.stack_of(path) == STACK}
+        return {path: every[path][-config.reinit_layers :] for path in params if rules.stack_path(path) == STACK}
 
     random = jax.device_get(jax.jit(top_layers)(root_key(seed)))
     changed = {path: value for path, value in params.items() if not path.startswith(POOLER)}

@@ -4,10 +4,9 @@ A step is written in the background and appears whole or not at all, whenever th
 
 on a disk      Orbax writes it under a temporary name and renames it at the end.
 in gs://       A folder cannot be renamed, so Orbax writes commit_success.txt last; a step without it is not complete.
-in s3://       Orbax writes the step on this machine's disk. Then its files are uploaded, and commit_success.txt last.
+in s3://       Orbax writes the step to the local disk; then its files are uploaded, commit_success.txt last.
 
-Removal goes the opposite way: the step is renamed first, or its mark deleted first. train/orbax_io.py reads and
-verifies a step.
+train/orbax_io.py reads and verifies a step.
 """
 
 import contextlib
@@ -45,7 +44,7 @@ from bert_jax.storage.location import (
     write_json,
 )
 from bert_jax.train import distributed
-from bert_jax.train.evaluation import Best
+from bert_jax.train.evaluation import Best, lower_is_better
 from bert_jax.train.orbax_io import (
     AVERAGE,
     MARK,
@@ -79,12 +78,13 @@ class Restored(NamedTuple):
 class Checkpoints:
     """A workdir's checkpoints, written asynchronously. Use it in a `with`, or close it.
 
-    It keeps the newest `keep` steps (0: all), the multiples of `keep_every` (0: none), and the best step by the
-    held-out metric `best` (empty: none; eval_loss, eval_mlm_accuracy, ...), which best.json names. Every process of a
-    run creates one and calls each method at the same point.
+    Every process of a run creates one and calls its methods at the same points.
 
-    `check_held` raises an error if another run has the workdir. It is called before a step is uploaded to S3, and
-    before the step is marked as complete.
+    Args:
+        keep: the number of newest steps to keep; 0: all.
+        keep_every: also keeps the multiples of this number; 0: none.
+        best: also keeps the best step by this held-out metric, e.g. eval_loss, and names it in best.json; empty: none.
+        check_held: raises an error if another run has the workdir.
     """
 
     def __init__(
@@ -113,7 +113,9 @@ class Checkpoints:
             for step, evaluation in self.evaluations().items():
                 self.best.note(step, evaluation)
             if (file := self.directory / BEST_FILE).exists():  # may name a step that was measured after it was saved
-                self.best.recall(read_json(file), self.steps())
+                noted = read_json(file)
+                if noted.get("metric") == best and noted.get("step") in self._known:
+                    self.best.values.setdefault(noted["step"], noted["value"])
 
     def save(
         self,
@@ -139,6 +141,7 @@ class Checkpoints:
             return
         if not is_stored(self._written):
             _remove_unfinished(self._written)  # of a save that failed
+        # Before the save, since `_finish` asks which step is the best.
         if self.best:
             self.best.note(step, meta.get(EVALUATION, {}))
         self._saving = step
@@ -167,7 +170,11 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def meta(self, step: int) -> dict[str, Any]:
-        """Returns the metadata of a step. Raises DamagedCheckpoint."""
+        """Returns the metadata of a step.
+
+        Raises:
+            DamagedCheckpoint: it cannot be read.
+        """
         return read_meta(self.directory / str(step))["meta"]
 
     def evaluations(self) -> dict[int, dict[str, float]]:
@@ -193,8 +200,11 @@ class Checkpoints:
     ) -> tuple[int, Restored] | None:
         """Restores the newest undamaged step and returns it with its number, or None; takes the arguments of `restore`.
 
-        Newer damaged steps are moved to damaged/ and reported on stderr. Raises UserError, and moves nothing, if all
-        steps are damaged. Several processes move the newest damaged step, if there is another, and raise RunAgain.
+        Newer damaged steps are moved to damaged/ and reported on stderr.
+
+        Raises:
+            UserError: all steps are damaged; none has been moved.
+            RunAgain: with several processes, the newest step is damaged and was moved, and there is another.
         """
         damaged: dict[int, str] = {}
         steps = self.steps()
@@ -204,7 +214,7 @@ class Checkpoints:
             except DamagedCheckpoint as error:
                 damaged[step] = error.why
                 if jax.process_count() > 1 and step != steps[0]:
-                    # Only one process may have seen the damage, so they would resume from two steps.
+                    # The other processes may have read the step, and would resume from it.
                     with contextlib.suppress(FileNotFoundError):  # another process has moved it
                         self._set_aside(step)
                     raise RunAgain(
@@ -213,6 +223,7 @@ class Checkpoints:
                         "the checkpoint before it"
                     ) from error
                 continue
+            # Only now, since nothing is moved if all steps are damaged.
             for bad, why in damaged.items():
                 target = self._set_aside(bad)
                 text = f"checkpoint {bad} is damaged and was moved to {target}: {why}; resuming from step {step}"
@@ -227,7 +238,11 @@ class Checkpoints:
         return None
 
     def wait(self) -> None:
-        """Waits until the last save is on disk, or in the store. Raises its failure, once, as `save` describes."""
+        """Waits until the last save is on disk, or in the store.
+
+        Raises:
+            Exception: the failure of that save, once, as `save` describes.
+        """
         if self._finishing is not None:
             self._finishing.join()
         saved, self._saving = self._saving, None
@@ -239,8 +254,10 @@ class Checkpoints:
 
     def write_best(self) -> None:
         """Makes best.json name the best of the complete steps."""
-        if self.best and distributed.is_primary() and (best := self.best.among(self.steps())) is not None:
-            write_json(self.directory / BEST_FILE, self.best.described(best))
+        if self.best and distributed.is_primary() and (step := self.best.among(self.steps())) is not None:
+            metric, better = self.best.metric, "lower" if lower_is_better(self.best.metric) else "higher"
+            document = {"step": step, "metric": metric, "value": self.best.values[step], "better": better}
+            write_json(self.directory / BEST_FILE, document)
 
     def close(self) -> None:
         """Waits for the last save, then frees the background threads."""
@@ -253,18 +270,20 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, NoLongerHeld):
-            return  # the folder is another run's, which has removed what was being saved
-        if kind is not None and issubclass(kind, Exception) and jax.process_count() > 1:
-            return  # the error ends all processes, and closing would wait for those that have not failed
-        self.close()
+        # After NoLongerHeld the folder is another run's, which has removed the step that was being saved. With several
+        # processes an error ends all of them, and closing would wait for those that have not failed.
+        ignored = Exception if jax.process_count() > 1 else NoLongerHeld
+        if kind is None or not issubclass(kind, ignored):
+            self.close()
 
     def _finish(self, step: int) -> None:
         """Completes a save in a thread: waits for Orbax, uploads a step to S3, and removes steps that are not kept."""
+        # `wait` raises any error of this thread.
         try:
             with self._explained(step, self._written):
                 self._writer.wait()
             if self._written != self.directory:
+                # All files but the mark, then the mark: whoever sees it sees a whole step.
                 staged, stored = self._written / str(step), self.directory / str(step)
                 assert isinstance(staged, Path)
                 (staged / MARK).unlink()
@@ -274,6 +293,7 @@ class Checkpoints:
                     self._check_held()
                     write_file(stored / MARK, f"Checkpoint commit was successful to {stored}".encode())
                 shutil.rmtree(staged)
+            # Old steps go last, so that a complete one exists at any instant.
             self._known.add(step)
             steps = sorted(self._known)
             best = self.best.among(steps) if self.best else None
@@ -281,7 +301,7 @@ class Checkpoints:
                 if old != best and not (self._keep_every and old % self._keep_every == 0):
                     self._remove(old)
         except BaseException as error:
-            self._failure = error  # which `wait` raises
+            self._failure = error
 
     def _remove(self, step: int) -> None:
         """Removes a step, which is complete or gone whenever the process is killed."""
@@ -305,8 +325,8 @@ class Checkpoints:
         folder = self.directory / DAMAGED
         if not is_stored(folder):
             folder.mkdir(exist_ok=True)
-        names = itertools.chain([str(step)], (f"{step}-{number}" for number in itertools.count(2)))
-        target = next(path for name in names if not (path := folder / name).exists())
+        suffixes = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+        target = next(path for suffix in suffixes if not (path := folder / f"{step}{suffix}").exists())
         move_folder(self.directory / str(step), target)
         self._known.discard(step)
         if self.best:
@@ -353,7 +373,7 @@ def restore(directory: Location, params: PyTree, optimizer_state: PyTree, averag
             f"checkpoint {directory} holds parameters but no optimizer state, so training cannot resume from it. "
             f"Start a new workdir with --config.init_from={directory.parent.parent}"
         )
-    if AVERAGE not in tensors:
+    if AVERAGE not in tensors:  # the run kept none; a new one can begin at these parameters
         average = None
     return Restored(
         params=read_tree(directory, PARAMS, tensors[PARAMS], params),
@@ -368,8 +388,10 @@ def held_workdir(workdir: Location) -> Iterator[CheckHeld]:
     """Holds a workdir for one run while it is open, and yields a function to call before anything is written.
 
     Process 0 holds it for all processes. The function raises storage.hold.NoLongerHeld if another run has replaced
-    this one, which can happen after a suspension. Raises UserError if another run holds the workdir, or it cannot be
-    one.
+    this one, which can happen after a suspension.
+
+    Raises:
+        UserError: another run holds the workdir, or `check_workdir` refuses it.
     """
     check_workdir(workdir)
     if not distributed.is_primary():
@@ -380,7 +402,11 @@ def held_workdir(workdir: Location) -> Iterator[CheckHeld]:
 
 
 def check_workdir(workdir: Location) -> None:
-    """Raises UserError for a workdir that is a file, in an unreadable bucket, or, with several processes, in S3."""
+    """Checks that a run can keep its checkpoints in a workdir.
+
+    Raises:
+        UserError: it is a file, in an unreadable bucket, or, with several processes, in S3.
+    """
     if store_of(workdir) is S3 and jax.process_count() > 1:
         raise UserError(
             f"--workdir {workdir}: a run of several processes cannot keep its checkpoints in S3, because each process "

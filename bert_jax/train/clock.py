@@ -20,7 +20,7 @@ from bert_jax.train.metrics import METRICS_FILE, read_lines, read_metrics
 class TokenLength:
     """The length of a run that ends once its steps have read `tokens` tokens.
 
-    `before(step)` gives the tokens of all steps before one and never falls (PhasedLoader.tokens_before;
+    `before(step)` gives the tokens before a step and never falls (PhasedLoader.tokens_before;
     train/workdir.py). All processes and every restart know it without counting.
     """
 
@@ -34,6 +34,7 @@ class TokenLength:
     @property
     def steps(self) -> int:
         """The first step before which all tokens are read."""
+        # Doubling finds an upper bound for the bisection.
         most = 1
         while self.share(most) < 1.0:
             most *= 2
@@ -52,8 +53,7 @@ class Clock:
     from process 0's clock and changes only at refreshes; `refreshed` is true at those steps, so that the loop logs the
     value. With `replay` the clock follows the values logged by an earlier run and repeats it exactly.
 
-    Several processes know process 0's clock at multiples of log_every. Process 0 sends it one step earlier, while the
-    device computes, so no process waits for it.
+    Several processes know process 0's clock at multiples of log_every.
 
     Args:
         start, fraction, elapsed: step, fraction and seconds of the checkpoint from which the run resumes.
@@ -61,7 +61,7 @@ class Clock:
         changed: whether steps or budget differ from the checkpoint's, so that its fraction belongs to another length.
 
     Raises:
-        UserError: the run would never end, or the log does not repeat it.
+        UserError: the log does not repeat the run.
     """
 
     def __init__(
@@ -77,7 +77,6 @@ class Clock:
         length: TokenLength | None = None,
         changed: bool = False,
     ) -> None:
-        check_end(steps, budget_minutes, replay, length)
         self.steps, self.length = steps, length
         self.budget = budget_minutes * 60
         self.log_every = max(log_every, 1)
@@ -130,7 +129,7 @@ class Clock:
     def read(self, step: int) -> float:
         """Returns the fraction that is done before this step. Call it once for each step, in order."""
         if jax.process_count() > 1:
-            # Receive the value that process 0 sent for this step; send its clock for the next step if that needs it.
+            # Process 0's clock for this step was sent one step earlier, while the device computed, so nobody waits.
             if self._sent is not None:
                 self._received, self._sent = float(self._sent), None
             if (step + 1) % self.log_every == 0:
@@ -153,6 +152,7 @@ class Clock:
             self.refreshed = due or step % self.log_every == 0 or (0 < self.steps <= step)
             if self.refreshed:
                 self._last_refresh = self.elapsed
+                # Rounded as the step sees it, so that the logged value replays exactly.
                 self.fraction = float(np.float32(min(1.0, max(by_steps, self.agreed / self.budget))))
         self._share = by_steps if self._replay is None else self.fraction
         return self.fraction
@@ -174,34 +174,27 @@ def make_clock(config: TrainConfig, meta: Mapping[str, Any], length: TokenLength
     )
 
 
-def check_end(steps: int, budget_minutes: float, replay: str, length: TokenLength | None = None) -> None:
-    """Raises UserError for a run that would never end."""
-    if steps <= 0 and budget_minutes <= 0 and not replay and length is None:
-        raise UserError(
-            "neither steps nor budget_minutes is set, so the run would never end; set --config.steps=N or "
-            "--config.budget_minutes=M"
-        )
-
-
 def read_fractions(log: str) -> dict[int, float]:
-    """Returns the budget fractions that a run logged, by step. Raises UserError if the log has none.
+    """Returns the budget fractions that a run logged, by step; `log` is a metrics.jsonl or a workdir, also in a store.
 
-    `log` is a metrics.jsonl or a workdir, also in a store.
+    Raises:
+        UserError: there is no log, it has no fraction, or its run has not finished.
     """
     path = location(log)
-    workdir = path.parent if path.name == METRICS_FILE else path  # one in a store has its log in segments
+    workdir = path.parent if path.name == METRICS_FILE else path  # a workdir in a store has its log in segments
     lines = read_lines(path) if path.is_file() else read_metrics(workdir)
-    if not lines:
-        raise UserError(
-            f"budget_replay: no log in {log}; name the workdir, or metrics.jsonl, of a run with a time budget"
-        )
     fractions = {line["step"]: line["budget_fraction"] for line in lines if "budget_fraction" in line}
-    if not fractions:
-        raise UserError(f"budget_replay: {path} contains no budget_fraction; name the log of a run with a time budget")
-    last = max(fractions)
-    if fractions[last] < 1.0:
-        raise UserError(
-            f"budget_replay: {path} ends at step {last} with {fractions[last]:.0%} of its budget, so a run that "
-            "follows it would never end; let that run finish first"
+    last = max(fractions, default=0)
+    problem = ""
+    if not lines:
+        problem = f"no log in {log}; name the workdir, or metrics.jsonl, of a run with a time budget"
+    elif not fractions:
+        problem = f"{path} contains no budget_fraction; name the log of a run with a time budget"
+    elif fractions[last] < 1.0:
+        problem = (
+            f"{path} ends at step {last} with {fractions[last]:.0%} of its budget, so a run that follows it would "
+            "never end; let that run finish first"
         )
+    if problem:
+        raise UserError(f"budget_replay: {problem}")
     return fractions

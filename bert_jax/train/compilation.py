@@ -54,10 +54,11 @@ def enable_compilation_cache() -> Path | None:
 def write_on_every_host() -> None:
     """Makes one process per cache folder write its compiled programs. All processes call it once connected.
 
-    jax lets only process 0 write programs (0.10.2 to 0.12.0; jax/_src/compiler.py, _cache_write), because others might
-    write the same file at the same time. On hosts with separate home directories, all other processes would then
-    compile at every start. This changes nothing for one process, for a folder that all share, or for an object store.
+    It changes nothing for one process, for a folder that all share, or for an object store.
     """
+    # jax lets only process 0 write programs (0.10.2 to 0.12.0; jax/_src/compiler.py, _cache_write), because others
+    # might write the same file at the same time. With a home directory on each host, all other processes would compile
+    # at every start.
     if jax.process_count() == 1:
         return
     named = str(jax.config.values["jax_compilation_cache_dir"] or "")
@@ -91,7 +92,7 @@ def write_on_every_host() -> None:
 
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # jax's own events, also for programs found in the cache
-_FOUND = "/jax/compilation_cache/cache_hits"
+_CACHED = "/jax/compilation_cache/cache_hits"
 WORTH_A_LINE = 2.0  # seconds
 
 
@@ -99,7 +100,7 @@ class _Count:
     """Programs that this process asked for, how many the cache had, and the seconds by thread."""
 
     def __init__(self) -> None:
-        self.asked = self.found = 0
+        self.asked = self.cached = 0
         self._seconds: defaultdict[int, float] = defaultdict(float)
         jax.monitoring.register_event_duration_secs_listener(self._on_duration)
         jax.monitoring.register_event_listener(self._on_event)
@@ -115,7 +116,7 @@ class _Count:
             self._seconds[threading.get_ident()] += duration_secs
 
     def _on_event(self, event: str, **_: str | int) -> None:
-        self.found += event == _FOUND
+        self.cached += event == _CACHED
 
 
 _count = _Count()
@@ -123,11 +124,11 @@ _count = _Count()
 
 @contextlib.contextmanager
 def compiling(progress: ProgressLine) -> Iterator[None]:
-    """Shows that this block compiles or loads the training step, and afterwards which of both, if it took long."""
-    asked, found, began = _count.asked, _count.found, time.monotonic()
+    """Shows that this block compiles or loads the training step; if it took long, reports afterwards which it was."""
+    asked, cached, began = _count.asked, _count.cached, time.monotonic()
     progress.note("compiling the training step")
     yield
-    _report(progress, "the training step", asked, found, time.monotonic() - began)
+    _report(progress, "the training step", asked, cached, time.monotonic() - began)
 
 
 @contextlib.contextmanager
@@ -136,21 +137,20 @@ def evaluating(progress: ProgressLine, clock: Clock, begins: bool) -> Iterator[N
     if not begins:
         yield
         return
-    asked, found, before = _count.asked, _count.found, _count.seconds
+    asked, cached, before = _count.asked, _count.cached, _count.seconds
     progress.note("compiling the evaluation")
     yield
     seconds = _count.seconds - before
     clock.leave_out(seconds)
-    _report(progress, "the evaluation", asked, found, seconds)
+    _report(progress, "the evaluation", asked, cached, seconds)
 
 
-def _report(progress: ProgressLine, program: str, asked: int, found: int, seconds: float) -> None:
-    """Reports, if it took long, whether all programs since the counts `asked` and `found` were in the cache."""
-    if seconds < WORTH_A_LINE:
-        return
-    cached = _count.found > found and _count.found - found == _count.asked - asked
-    how = f"loaded {program} from the compilation cache" if cached else f"compiled {program}"
-    progress.report(f"{how} in {duration(seconds)}")
+def _report(progress: ProgressLine, program: str, asked: int, cached: int, seconds: float) -> None:
+    """Reports, if it took long, whether all programs since the counts `asked` and `cached` were in the cache."""
+    if seconds >= WORTH_A_LINE:
+        loaded = _count.cached > cached and _count.cached - cached == _count.asked - asked
+        how = f"loaded {program} from the compilation cache" if loaded else f"compiled {program}"
+        progress.report(f"{how} in {duration(seconds)}")
 
 
 class CompilingAhead:
@@ -197,7 +197,7 @@ class CompilingAhead:
                 self._compiling[_shape(batch)] = self._threads.submit(compile_for, batch)
 
     def wait_for(self, batch: Any) -> None:
-        """Waits for the program of a batch of this shape, if it is one of the later ones.
+        """Waits for the batch's program, if its shape is one of the later ones.
 
         Raises the error of any program that has failed to compile.
         """
@@ -216,8 +216,11 @@ def later_batch_shapes(
 ) -> dict[int, Any]:
     """Returns abstract batches of the shapes and types that differ from the first batch's, by their first step.
 
-    Reads one row for each of `shapes_at` (Run.shapes_at), or else for each change of the source. `first` and `end` are
-    the first step and the run's number of steps (0: unknown).
+    Args:
+        first: the run's first step.
+        end: the run's number of steps; 0: unknown.
+        shapes_at: steps whose batches have all shapes (Run.shapes_at); empty: the source's changes. One row of each is
+            read.
     """
     if 0 < end <= first:  # a finished run takes no step
         return {}

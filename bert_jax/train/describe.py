@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from bert_jax.model import layers
 from bert_jax.model.attention import layer
 from bert_jax.train import optim, sharding, workdir
+from bert_jax.train.orbax_io import named_leaves
 from bert_jax.train.prepare import batch_length
 from bert_jax.train.run import Run
 from bert_jax.train.step import Plan, TrainState
@@ -34,6 +35,7 @@ def describe(
         differences: the changes since that checkpoint, a line each.
         ended: whether it stopped early there.
     """
+    # The checkpoint comes first, then how the run differs from it.
     lines = list(differences)
     if workdir.BRANCHED in meta:
         lines.insert(0, f"branching from {meta[workdir.BRANCHED]} into {run.workdir}")
@@ -64,7 +66,7 @@ def optimizer_warnings(run: Run, meta: Mapping[str, Any]) -> list[str]:
         return []
     config = run.config.optimizer
     warnings = optim.warmup_warning(config, run.end), optim.weight_decay_warning(config, run.abstract_params())
-    return [warning for warning in warnings if warning]
+    return list(filter(None, warnings))
 
 
 def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
@@ -83,6 +85,7 @@ def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
         sharded = "replicated" if placed.is_fully_replicated else str(getattr(placed, "spec", placed))
         factor = factors.get(path, np.ones(()))
         count = int(np.sum(factor))
+        # One factor for all layers, [], or one for each, [L, 1, ...]. Only 0 and 1 can be told as layers.
         if not np.isin(factor, (0, 1)).all():
             learns = f"x {_range(factor)}"
         elif np.all(factor) or not count:
@@ -98,17 +101,13 @@ def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
 
 def device_memory_summary(state: Any, mesh: Mesh) -> str:
     """Describes a training state's memory per device, its largest replicated tensor, and tensors left undivided."""
-    leaves = {
-        jax.tree_util.keystr(path, simple=True, separator=layers.SEPARATOR): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-    }
+    leaves = named_leaves(state)
     sizes = {
         name: leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape)) for name, leaf in leaves.items()
     }
     line = f"each device holds {sum(sizes.values()) / 1e6:,.1f} MB of parameters and optimizer state"
-    whole = [name for name, leaf in leaves.items() if leaf.sharding.is_fully_replicated]
-    if whole:
-        largest = max(whole, key=lambda name: sizes[name])
+    if whole := [name for name, leaf in leaves.items() if leaf.sharding.is_fully_replicated]:
+        largest = max(whole, key=sizes.__getitem__)
         line += f"; the largest replicated tensor is {largest}, {sizes[largest] / 1e6:,.3g} MB"
     if names := sharding.undivided(mesh, state):
         line += f"; the mesh does not divide {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Held-out evaluation during training: how it is computed, which step is best, and when a run stops early."""
+"""Held-out evaluation during training: metrics over batches, the best step, and early stopping."""
 
 import functools
 import math
@@ -25,17 +25,16 @@ Evaluator = Callable[[Plan, Mesh, dict[str, Any], int], dict[str, float]]
 def evaluate_batches(
     plan: Plan, mesh: Mesh, params: dict[str, Any], sources: Mapping[str, Iterable[Any]], batch_size: int
 ) -> dict[str, float]:
-    """Computes the metrics of the plan's objective over the batches of one or several sources.
+    """Computes the metrics of the plan's objective over batches from one or several sources.
 
     Args:
         sources: batches by source name, "" for a single source. A batch holds this process's rows
             (sharding.local_rows) of a global batch; rows that fill it up have weight 0. All processes must yield the
             same number of batches.
-        batch_size: the number of rows of a global batch.
+        batch_size: rows in a global batch.
 
     Returns:
-        The metrics over all rows, where each row counts once, and NAME/METRIC for every named source. Without batches
-        there are none.
+        The metrics over all rows, and NAME/METRIC for every named source; empty without batches.
     """
     replicated, options = sharding.replicated(mesh), sharding.options(mesh)
     step = jax.jit(evaluation_step, static_argnums=0, out_shardings=replicated, compiler_options=options)
@@ -53,6 +52,7 @@ def evaluate_batches(
             totals[name] = total
     if not totals:
         return {}
+    # The sums of all sources are added before the division, so that a row counts once wherever it is.
     weights = plan.objective.term_weights
     metrics = _finite_means(functools.reduce(_add_trees, totals.values()), weights)
     for name, total in totals.items():
@@ -65,7 +65,7 @@ _add_trees = functools.partial(jax.tree.map, operator.add)
 
 
 def _add(total: Any, part: tuple[Terms, Counts] | None) -> Any:
-    """Waits for the sums of one more batch and adds them; None stands for no batch."""
+    """Waits for one more batch's sums and adds them; None: no batch."""
     if part is None:
         return total
     values = jax.tree.map(float, jax.device_get(part))  # float64, so that sums over many batches stay exact
@@ -73,10 +73,11 @@ def _add(total: Any, part: tuple[Terms, Counts] | None) -> Any:
 
 
 def _finite_means(total: Any, weights: Mapping[str, float]) -> dict[str, float]:
-    """Divides the sums of terms by their counts and drops the metrics of terms whose count is 0.
+    """Divides terms by their counts, and drops metrics whose count is 0.
 
     The loss comes first, the others by name. Logs, checkpoints and the screen keep this order.
     """
+    # Divided in float32, as in a training step.
     terms, counts = jax.tree.map(jnp.float32, total)
     metrics = {name: float(value) for name, value in means(terms, counts, weights).items()}
     ordered = sorted(metrics, key=lambda name: (name != "loss", name))
@@ -88,10 +89,8 @@ _LOWER_IS_BETTER = ("loss", "perplexity", "mse")
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a metric falls as a model improves, as losses do; others (accuracy, F1, correlation) rise.
-
-    The source name, as in wiki/mlm_loss, does not count.
-    """
+    """Whether a metric falls as a model improves, as losses do; others (accuracy, F1, correlation) rise."""
+    # Without the source name of e.g. wiki/mlm_loss, which may contain any word.
     return any(word in metric.rpartition("/")[2] for word in _LOWER_IS_BETTER)
 
 
@@ -135,37 +134,28 @@ class Best:
             raise UserError(f"checkpoint.best is {self.metric!r}, which this run does not measure; choose from {names}")
 
     def beaten_by(self, evaluation: Mapping[str, float]) -> bool:
-        """Whether an evaluation is better than those of all steps recorded so far."""
+        """Whether an evaluation is better than all recorded so far."""
         value = self.value_in(evaluation)
         return value is not None and all(self.is_better(value, other) for other in self.values.values())
 
     def among(self, steps: Sequence[int]) -> int | None:
-        """Returns the best of these steps, or None if none of them was measured."""
+        """Returns the best of these steps, or None if none was measured."""
         measured = [step for step in steps if step in self.values]
         return min(measured, key=lambda step: (self._sign * self.values[step], step), default=None)
 
-    def described(self, step: int) -> dict[str, Any]:
-        """Returns the content of best.json for the best step."""
-        better = "lower" if lower_is_better(self.metric) else "higher"
-        return {"step": step, "metric": self.metric, "value": self.values[step], "better": better}
-
-    def recall(self, described: Mapping[str, Any], steps: Sequence[int]) -> None:
-        """Records the content of best.json if it is about this metric and one of these steps."""
-        if described.get("metric") == self.metric and described.get("step") in steps:
-            self.values.setdefault(described["step"], described["value"])
-
 
 class EarlyStop:
-    """Counts evaluations since the best one (Goodfellow et al. 2016, algorithm 7.1, whose p is `patience`).
+    """Counts evaluations since the best one (Goodfellow et al. 2016, algorithm 7.1).
 
     `step`, `value` and `evaluation` belong to the best so far, the earliest among equals; `step` is None until the
     metric was finite once. A value that is not finite counts as no improvement.
 
     Args:
+        patience: the number of evaluations without improvement after which to stop (p in the algorithm).
         best: the metric and its values so far.
         saved: the `state` in the checkpoint from which the run resumes.
         first: the step at which the run begins or resumes.
-        evaluations: the metrics of the saved steps. The best of them counts if the run had no early stopping until
+        evaluations: the saved steps' metrics. The best of them counts if the run had no early stopping until
             now, or used another metric.
     """
 
@@ -178,7 +168,7 @@ class EarlyStop:
         evaluations: Mapping[int, Mapping[str, float]] = MappingProxyType({}),
     ) -> None:
         self.patience, self._best = patience, best
-        if saved.get("metric", best.metric) != best.metric:
+        if saved.get("metric", best.metric) != best.metric:  # values of another metric do not compare
             saved = {}
         self.step: int | None = saved.get("step")
         self.value: float = saved.get("value", math.nan)
@@ -213,11 +203,9 @@ class EarlyStop:
 
 
 def has_stopped_early(patience: int, metric: str, meta: Mapping[str, Any]) -> bool:
-    """Whether a run stopped early, by this metric, at the checkpoint with this metadata (empty: the run begins).
-
-    A run that stopped by another metric resumes: its evaluations without improvement count from there (EarlyStop).
-    """
+    """Whether a run stopped early, by this metric, at the checkpoint with this metadata (empty: the run begins)."""
     saved = meta.get("early_stop", {})
+    # A run that stopped by another metric resumes: EarlyStop counts its evaluations from there.
     if meta.get("unlogged", False) or saved.get("metric", metric) != metric:
         return False
     return saved.get("waited", 0) >= patience > 0

@@ -5,7 +5,7 @@ them continue, and the connections stay open. A lost process closes its connecti
 heartbeats; process 0 then informs all others, which exit with EXIT_LOST and name the lost process in one line. A wrong
 address or a missing process at startup is a UserError, also in one line, where jax's own client aborts.
 
-Measured with two processes on one CPU machine (jax 0.10.2), from SIGKILL of one to the exit of the other: 0.03 to
+Measured with two processes on one CPU machine (jax 0.10.2), from one's SIGKILL to the other's exit: 0.03 to
 0.06 s with this module. Without it jax aborts the other by SIGABRT with a stack trace: after 0.1 to 0.2 s if process 0
 was killed, and only after the heartbeat timeout (100 s by default) if process 1 was.
 
@@ -37,7 +37,7 @@ Stop = Callable[[int, str], None]  # called with an exit code and one line with 
 
 
 class Peers:
-    """The connections of one process: process 0 has one to each other, the others have one to process 0."""
+    """A process's connections: from process 0 to all others, and from any other to process 0."""
 
     def __init__(self, process: int, count: int, connections: dict[int, Connection]) -> None:
         self.process, self.count = process, count
@@ -83,7 +83,7 @@ class Peers:
             time.sleep(0.02)
 
     def _watch(self, heartbeat_timeout: float, on_stop: Stop) -> None:
-        interval = heartbeat_timeout / 5
+        interval = heartbeat_timeout / 5  # some signs may be late without an alarm
         next_sign = 0.0
         heard = dict.fromkeys(self.connections, time.monotonic())
         while not self._closing.is_set():
@@ -125,7 +125,8 @@ def _lost(process: int, count: int, silent_for: float = 0.0) -> tuple[int, str]:
 def call(host: str, port: int, count: int, process: int, timeout: float) -> Peers:
     """Waits until all `count` processes of a run are present, at most `timeout` seconds, and connects them.
 
-    Raises UserError if processes are missing, a number is used twice, the counts differ, or the port is in use.
+    Raises:
+        UserError: processes are missing, a number is used twice, the counts differ, or the port is in use.
     """
     if process == 0:
         return Peers(0, count, _gather(port, count, timeout))
@@ -164,6 +165,7 @@ def _gather(port: int, count: int, timeout: float) -> dict[int, Connection]:
             if (hello := _receive(connection, _HELLO_SECONDS)) is None or "process" not in hello:
                 connection.close()  # not a process of a run: a port scan or a health check
                 continue
+            # A refused process ends with this message; process 0 waits on for the right one.
             number, others = hello["process"], hello["count"]
             if others != count:
                 text = f"process 0 was started with --num_processes={count}, process {number} with {others}"

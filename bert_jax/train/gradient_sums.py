@@ -40,7 +40,7 @@ from bert_jax.train.sharding import (
     ROWS,
     TENSOR,
     OnMesh,
-    constrain_update,
+    constrained,
     parameter_spec,
     restricted,
     spec,
@@ -63,7 +63,7 @@ class InShard(Placement):
     reduce_dtype: str = "float32"
 
     def constrain(self, name: str, array: Array) -> Array:
-        if not self.shards_layers:
+        if not self.shards_layers:  # nothing is left to the compiler
             return array
         return jax.lax.with_sharding_constraint(array, _over_tensor(name, array))
 
@@ -75,6 +75,7 @@ class InShard(Placement):
         def whole(path: str, shard: Array) -> Array:
             if path not in specs:
                 return shard
+            # Specs describe the stack, [L, ...]; the layer here has no first axis.
             spec, gathered_dtype = PartitionSpec(*specs[path][1:]), dtype or shard.dtype
 
             def gather(_: Any, shard: Array) -> Array:
@@ -89,9 +90,9 @@ class InShard(Placement):
         return layers.unflatten({path: whole(path, leaf) for path, leaf in layers.flatten(params).items()})
 
     def whole_shape(self, path: str, array: Array) -> tuple[int, ...]:
-        of_stack = dict(self.layer_specs).get(within_layer(path), PartitionSpec())
+        stack_spec = dict(self.layer_specs).get(within_layer(path), PartitionSpec())
         sizes = list(array.shape)
-        if (axis := axis_of(of_stack, FSDP)) is not None:
+        if (axis := sharded_axis(stack_spec, FSDP)) is not None:
             sizes[axis] *= jax.lax.axis_size(FSDP)
         return tuple(sizes)
 
@@ -100,6 +101,7 @@ class InShard(Placement):
         return bool(self.layer_specs)
 
     def row_numbers(self, rows: int) -> tuple[int | jax.Array, int]:
+        # The numbers in the global batch, so that dropout's masks are those of one device.
         return jax.lax.axis_index(ROWS) * rows, jax.lax.axis_size(ROWS) * rows
 
     def gather_rows(self, array: Array) -> Array:
@@ -123,18 +125,18 @@ class InShard(Placement):
 
 def within_layer(path: str) -> str:
     """Returns a layer parameter's path in its layer; an empty string for any other parameter."""
-    stack = rules.stack_of(path)
+    stack = rules.stack_path(path)
     return path.removeprefix(stack) if stack else ""
 
 
-def axis_of(spec: PartitionSpec, name: str) -> int | None:
+def sharded_axis(spec: PartitionSpec, name: str) -> int | None:
     """Returns the array axis that a spec shards over a mesh axis."""
     return next((axis for axis, names in enumerate(spec) if names is not None and name in names), None)
 
 
 def gathered(shard: Array, spec: PartitionSpec) -> Array:
     """Gathers a parameter over fsdp; `spec` describes the whole array."""
-    if (axis := axis_of(spec, FSDP)) is None:
+    if (axis := sharded_axis(spec, FSDP)) is None:
         return shard
 
     def gather(own: Array) -> Array:
@@ -147,9 +149,9 @@ def gathered(shard: Array, spec: PartitionSpec) -> Array:
 def reduced(gradient: Array, spec: PartitionSpec, names: Sequence[str]) -> Array:
     """Sums an array over mesh axes, one after the other.
 
-    Each device receives its shard if `spec`, which describes the whole sum, shards the array over the axis; else all.
+    If `spec`, which describes the whole sum, shards the array over an axis, a device receives its shard, otherwise all.
     """
-    axes = {name: axis_of(spec, name) for name in names}
+    axes = {name: sharded_axis(spec, name) for name in names}
     # CPUs of connected processes use gloo. Its reduce-scatter sometimes returns a wrong end of the first device's
     # shard, because it changes data that it is still sending (github.com/jax-ml/jax/issues/40830).
     by_gloo = jax.distributed.is_initialized() and jax.default_backend() == "cpu"
@@ -164,6 +166,7 @@ def reduced(gradient: Array, spec: PartitionSpec, names: Sequence[str]) -> Array
                 own = jax.lax.dynamic_slice_in_dim(jax.lax.psum(own, name), first, size, axis)
             else:
                 own = jax.lax.psum_scatter(own, name, scatter_dimension=axis, tiled=True)
+        # Last, when this array is smallest: one sum over all axes that do not shard it.
         whole = tuple(name for name, axis in axes.items() if axis is None)
         return jax.lax.psum(own, whole) if whole else own
 
@@ -212,52 +215,50 @@ def over_devices(
     config: MeshConfig,
     part: Callable[[Any], Any] = lambda params: params,
 ) -> Callable[..., Any]:
-    """Returns the function (params, batch, counts, key) -> (gradients, terms) of `sums`, on the mesh that is set.
+    """Returns a function (params, batch, counts, key) -> (gradients, terms) that calls `sums` on the mesh that is set.
 
     Gradients are sharded like parameters, or like optimizer state with shard_optimizer; terms are replicated.
 
     Args:
-        sums: called with whole parameters, except those that its runtime's placement gathers.
-        config: gives reduce_dtype (auto is float32, unless the compiler sums the gradients) and shard_optimizer.
+        sums: called with whole parameters, except for parameters that its runtime's placement gathers.
         part: selects the differentiated part of the parameters; paths stay the same.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    # The compiler sums a layer's gradients in its backward pass, in the compute dtype, so most of the communication
-    # overlaps with computation.
+    # The compiler sums gradients in the compute dtype, layer by layer, so communication overlaps with computation.
     by_compiler = not sums_once(mesh) or _by_compiler(mesh, microbatches, config)
     if by_compiler or not isinstance(runtime.placement, OnMesh):
 
         def whole(*arguments: Any) -> Any:
             gradients, terms = sums(runtime, *arguments)
-            return constrain_update(gradients) if config.shard_optimizer else gradients, terms
+            return constrained(gradients, update_spec) if config.shard_optimizer else gradients, terms
 
         return whole
 
     dtype = reduce_dtype(config)
-    # With one device on tensor, everything is left to shard_map, and nothing to the compiler.
-    names = AXES if mesh.shape[TENSOR] == 1 else ROWS
+    names = AXES if mesh.shape[TENSOR] == 1 else ROWS  # the compiler has to do with tensor alone
 
     def sharded(params: Any, batch: Any, *others: Any) -> Any:
         specs, trained = _specs(parameter_spec, params, mesh), jax.eval_shape(part, params)
         sum_specs = _specs(update_spec if config.shard_optimizer else parameter_spec, trained, mesh)
-        spec_of, sum_spec_of = layers.flatten(specs), layers.flatten(sum_specs)
-        by_layer = gathered_by_layers(params, spec_of) if microbatches == 1 else {}
+        param_specs, total_specs = layers.flatten(specs), layers.flatten(sum_specs)
+        by_layer = gathered_by_layers(params, param_specs) if microbatches == 1 else {}
         placement = InShard(tuple(sorted(by_layer.items())), dtype)
         inside = dataclasses.replace(runtime, placement=placement)
 
         def on_rows(params: Any, batch: Any, *others: Any) -> Any:
             own = {
-                path: leaf if within_layer(path) in by_layer else _whole(path, leaf, spec_of[path], runtime.dtype)
+                path: leaf if within_layer(path) in by_layer else _whole(path, leaf, param_specs[path], runtime.dtype)
                 for path, leaf in layers.flatten(params).items()
             }
             gradients, terms = sums(inside, layers.unflatten(own), batch, *others)
             totals = {}
             for path, leaf in layers.flatten(gradients).items():
+                # A layer that gathers its own parameters has already reduced their gradients over fsdp.
                 axes = (DATA,) if within_layer(path) in by_layer else (FSDP, DATA)
-                totals[path] = reduced(leaf.astype(dtype), sum_spec_of[path], axes).astype(leaf.dtype)
+                totals[path] = reduced(leaf.astype(dtype), total_specs[path], axes).astype(leaf.dtype)
             return layers.unflatten(totals), jax.lax.psum(terms, ROWS)
 
-        in_specs, out_specs = (jax.tree.map(lambda spec: restricted(spec, names), each) for each in (specs, sum_specs))
+        in_specs, out_specs = (jax.tree.map(lambda spec: restricted(spec, names), tree) for tree in (specs, sum_specs))
         return jax.shard_map(
             on_rows,
             in_specs=(in_specs, PartitionSpec(ROWS), *(PartitionSpec() for _ in others)),
@@ -284,18 +285,18 @@ def gathered_by_layers(params: Any, specs: dict[str, PartitionSpec]) -> dict[str
     by_stack: dict[str, set[PartitionSpec | None]] = {}
     for path, leaf in layers.flatten(params).items():
         if name := within_layer(path):
-            by_layer = leaf.shape[0] > 1 and axis_of(specs[path], FSDP) is not None
+            by_layer = leaf.shape[0] > 1 and sharded_axis(specs[path], FSDP) is not None
             by_stack.setdefault(name, set()).add(specs[path] if by_layer else None)
-    alike = {name: next(iter(of_stacks)) for name, of_stacks in by_stack.items() if len(of_stacks) == 1}
-    return {name: spec for name, spec in alike.items() if spec is not None}
+    # One spec for all stacks, and not None.
+    return {name: spec for name, (spec, *others) in by_stack.items() if spec is not None and not others}
 
 
-def _specs(spec_of: Callable[..., PartitionSpec], params: Any, mesh: Any) -> Any:
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: spec_of(path, leaf, mesh), params)
+def _specs(leaf_spec: Callable[..., PartitionSpec], params: Any, mesh: Any) -> Any:
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf_spec(path, leaf, mesh), params)
 
 
 def _whole(path: str, leaf: Array, spec: PartitionSpec, dtype: DTypeLike) -> Array:
-    """Gathers a parameter over fsdp, one of a stack of layers in the compute dtype."""
+    """Gathers a parameter over fsdp, in the compute dtype if it belongs to a stack of layers."""
     # Gradients of parameters that layers share, [1, ...], are summed over the layers, so these parameters stay float32.
-    narrow = within_layer(path) and leaf.shape[0] > 1 and axis_of(spec, FSDP) is not None
+    narrow = within_layer(path) and leaf.shape[0] > 1 and sharded_axis(spec, FSDP) is not None
     return gathered(leaf.astype(dtype) if narrow else leaf, spec)

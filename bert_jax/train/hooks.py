@@ -84,6 +84,7 @@ class Recorder:
         self.ended = has_stopped_early(run.early_stop, run.config.checkpoint.best, meta)
         self.unlogged = bool(meta.get("unlogged", False))  # the first step's evaluation and line are still to come
         self.budgeted = self.clock.budget > 0 or bool(run.config.budget_replay)
+        # A branch has metadata, too: it resumes another run.
         self.first, self._resumes, self._seconds = meta.get("step", 0), bool(meta), meta.get("seconds", 0.0)
         self.finite = FiniteCheck(run.config, meta.get("skipped", 0), run.workdir, opened.checkpoints, self.report)
         predictions, heads = run.objective.predictions, run.objective.heads
@@ -120,10 +121,10 @@ class Recorder:
     def correct_fraction(self) -> None:
         """Logs the budget fraction of the step from which the run resumes, so that the log can be replayed.
 
-        Call it once, after the line that may be pending. A run that trains no further needs it too: an extension
-        killed before its first checkpoint left another fraction there. So does one that SIGTERM stops here: its
-        checkpoint has the fraction, and the next run does not log it again.
+        Call it once, after the line that may be pending.
         """
+        # A run that trains no further needs it too: an extension that was killed before its first checkpoint left
+        # another fraction there. So does a run that SIGTERM stops here, since the next one does not log it again.
         if self._resumes and self.budgeted:
             self.opened.check_held()
             self.writer.correct(self.first, {"budget_fraction": self.clock.fraction}, append=self.clock.refreshed)
@@ -131,8 +132,8 @@ class Recorder:
     def save(self, point: Point, unlogged: bool = False) -> None:
         """Starts to save a step with everything that a run needs to resume as if it had not stopped.
 
-        If the step is saved already, this only records its evaluation. `unlogged` means that the step's log line and
-        evaluation are still to come when the run resumes.
+        If the step is saved already, this only records its evaluation. With `unlogged`, the run evaluates and logs the
+        step when it resumes.
         """
         self.opened.check_held()
         checkpoints, step, state = self.opened.checkpoints, point.step, point.state
@@ -169,6 +170,7 @@ class Recorder:
         With early stopping, that is the best evaluation; its parameters are read from the checkpoint.
         """
         best = self.early_stop if self.early_stop and self.early_stop.step is not None else None
+        # `ended` means that an earlier process stopped early and reported it.
         if self.stops_early and not self.ended:
             result = "no evaluation was finite"
             if best:
@@ -183,6 +185,7 @@ class Recorder:
         seconds = self.clock.elapsed if point.step > self.first else self._seconds
         params, selected, evaluation = point.state.params, point.step, point.evaluation
         if best is not None and best.step is not None:
+            # An interrupted run may have saved its best step without best.json.
             selected, evaluation = best.step, best.evaluation
             self.opened.checkpoints.write_best()
         if selected != point.step:
@@ -192,11 +195,9 @@ class Recorder:
 
 
 def standard_hooks(recorder: Recorder, evaluate: "Evaluate") -> list[Hook]:
-    """Returns the hooks that every run has, in the order of their calls.
-
-    The order matters. A trace ends first. Early stopping and the log line need the evaluation. A step is saved last,
-    after its line: a checkpoint is never newer than the log, so a run that resumes from it repeats nothing.
-    """
+    """Returns the hooks that every run has, in calling order."""
+    # A trace ends first. Early stopping and the log line need the evaluation. A step is saved last, after its line: a
+    # checkpoint is never newer than the log, so a run that resumes from it repeats nothing.
     return [Profile(recorder), evaluate, StopEarly(recorder), Log(recorder), Save(recorder)]
 
 
@@ -240,7 +241,7 @@ class Profile(Hook):
             yield
 
     def close(self) -> None:
-        """Writes a trace that the end of the run cuts short; reports if none of the steps ran."""
+        """Writes a trace that the run's end cuts short; reports if none of its steps ran."""
         self._stop()
         if not self._traced:
             self._recorder.report(
@@ -265,8 +266,8 @@ class Evaluate(Hook):
     def __call__(self, point: Point) -> None:
         """Evaluates the step, and saves it if that fails, so that no training is lost.
 
-        SIGTERM ends an evaluation at once, since it may take longer than the sender waits; this then raises Stopped.
-        After an error, several processes save nothing, because saving needs all of them.
+        Raises:
+            Stopped: SIGTERM arrived. It ends an evaluation at once, which may take longer than the sender waits.
         """
         recorder = self._recorder
         notes = evaluating(recorder.progress, recorder.clock, self._begins)
@@ -279,14 +280,15 @@ class Evaluate(Hook):
                 recorder.save(point, unlogged=True)
                 raise stopped(point.step, recorder.run.workdir) from None
             except Exception:
-                if jax.process_count() == 1:
+                if jax.process_count() == 1:  # saving needs all processes, and only this one may have failed
                     recorder.save(point, unlogged=True)
                 raise
         point.evaluated, self._begins = True, False
 
     def measure(self, step: int, params: dict[str, Any], average: dict[str, Any] | None) -> dict[str, float]:
-        """Returns the metrics of the parameters and, as ema_*, of their moving average."""
+        """Returns the metrics for the parameters and, as ema_*, for their moving average."""
         run, best = self._recorder.run, self._recorder.opened.checkpoints.best
+        # The parameters and their average are measured by one program, so they must have equal shardings.
         trees = {"": params}
         if average is not None and run.evaluators:
             # mesh.shard_optimizer shards the average further than the parameters.
@@ -297,7 +299,8 @@ class Evaluate(Hook):
             for prefix, tree in trees.items():
                 measured = evaluator(self._plan, self._mesh, tree, step)
                 metrics |= {f"{prefix}{name}": value for name, value in measured.items()}
-        if best and not run.measured:  # otherwise checked before; one that is not finite is missing here
+        # If the names were known, prepare.make_mesh has checked them: a metric that is not finite is missing here.
+        if best and not run.measured:
             best.check_among(metrics)
         return metrics
 
@@ -337,6 +340,7 @@ class Log(Hook):
             line |= {f"epochs/{name}": epochs for name, epochs in read.items()}
         if recorder.budgeted:
             line["budget_fraction"] = point.fraction
+        # After an evaluation the line has its metrics, too; hooks that follow read both from the point.
         held_out: dict[str, float | None] = {f"eval_{name}": value for name, value in point.evaluation.items()}
         point.line = line | held_out
         recorder.writer.write(point.step, point.line)
@@ -348,7 +352,7 @@ class Log(Hook):
 
     @contextlib.contextmanager
     def during(self, step: int) -> Iterator[None]:
-        if step != self._recorder.first:
+        if step != self._recorder.first:  # only the first dispatch compiles; later shapes are compiled ahead
             yield
             return
         with compiling(self._recorder.progress):
@@ -433,6 +437,7 @@ class Interruption:
     def _record(self, _signal: int, _frame: FrameType | None) -> None:
         self.requested = True
         if self._at_once:
+            # A second signal must not interrupt the save that follows.
             self._at_once = False
             raise Interrupted
 

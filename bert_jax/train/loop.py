@@ -28,8 +28,9 @@ PREFETCH = 4
 def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
     """Trains a run until its steps or its budget are used up, resuming from the workdir's newest checkpoint.
 
-    `hooks` are called after the standard ones. Raises Stopped after SIGTERM, once a checkpoint is written, and
-    UserError if `prepare` refuses the run or the loss is no longer finite.
+    Raises:
+        Stopped: SIGTERM arrived, and a checkpoint is written.
+        UserError: `prepare` refuses the run, or the loss is no longer finite.
     """
     source, mesh = run.source, prepare.make_mesh(run)
     with jax.set_mesh(mesh), Interruption() as interruption, contextlib.ExitStack() as stack:
@@ -37,7 +38,7 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
         plan = prepare.make_plan(run)
         opened = stack.enter_context(prepare.open_workdir(run))
         state, meta = prepare.restore_or_initialize(run, plan, mesh, opened.checkpoints)
-        run = counting_on(run, opened.provenance, meta)
+        run = counting_on(run, opened.provenance, meta)  # before anything reads the run's tokens
         prepare.write_workdir(run, opened.check_held)
         progress = stack.enter_context(ProgressLine(run.description))
         recorder = stack.enter_context(Recorder(run, opened, meta, interruption, progress))
@@ -75,12 +76,11 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
             if step > first and step in source.changes:
                 progress.report(f"from step {step}: {describe_batch(batch)}")
             ahead.wait_for(batch)
-            with during_step(hooks, step):
+            with during_step(hooks, step):  # returns once the step is dispatched; the devices may still compute it
                 state, metrics = train_step(state, batch, np.float32(point.fraction), *arguments)
             recorder.accumulator.add(step + 1, batch, metrics)
             point = recorder.point(step + 1, state, batches.waited_seconds)
 
-        batches.close()
+        batches.close()  # the thread's memory and cores are free for the last evaluation
         result = recorder.finish(point, evaluate, mesh)
-    # SIGTERM may also have arrived while the last save ended.
-    return dataclasses.replace(result, stop_requested=interruption.requested)
+    return dataclasses.replace(result, stop_requested=interruption.requested)  # also while the last save ended

@@ -60,9 +60,10 @@ def classification_sums(
     weighed = costs.weigh(labels, weights)
     loss = ((total - picked) * weighed).sum()
     if costs.smoothing:
-        of_class = jnp.array(costs.weights or (1.0,) * logits.shape[-1], jnp.float32) / logits.shape[-1]
-        each = total[..., None] - logits
-        uniform = jnp.einsum("...c,c->...", each, of_class, precision=jax.lax.Precision.HIGHEST)
+        # The cross-entropy with the uniform distribution, whose classes have their weights, as torch has it.
+        class_weights = jnp.array(costs.weights or (1.0,) * logits.shape[-1], jnp.float32) / logits.shape[-1]
+        surprisals = total[..., None] - logits
+        uniform = jnp.einsum("...c,c->...", surprisals, class_weights, precision=jax.lax.Precision.HIGHEST)
         loss = (1 - costs.smoothing) * loss + costs.smoothing * (uniform * weights).sum()
     return loss, ((picked >= top) * weighed).sum()
 
@@ -78,11 +79,9 @@ class VocabularySums(NamedTuple):
 def vocabulary_sums(
     product: VocabularyProduct, labels: Int[Array, "B M"], weights: Float[Array, "B M"]
 ) -> VocabularySums:
-    """Returns the sums of one token per vector over the vocabulary.
-
-    Logits are computed in parts if the runtime has a vocabulary_chunk or the platform a vocabulary_piece, unless the
-    vocabulary is sharded, which divides them already. Pieces are kept for the backward pass.
-    """
+    """Returns the sums for one token per vector."""
+    # Logits are computed in chunks (the runtime's choice), or in pieces that are kept for the backward pass (the
+    # platform's), unless the vocabulary is sharded, which divides them already.
     runtime = product.runtime
     chunk = runtime.vocabulary_chunk or operations(runtime).vocabulary_piece
     if not chunk or runtime.placement.shards_layers:
@@ -111,7 +110,7 @@ def binary_sums(
 
 # Losses of a student against the outputs and hidden states of its teacher, which gets no gradient.
 
-COSINE_EPSILON = 1e-12  # torch.nn.CosineEmbeddingLoss adds this to the squared lengths
+COSINE_EPSILON = 1e-12
 
 
 def soft_class_sum(
@@ -122,9 +121,9 @@ def soft_class_sum(
 ) -> Scalar:
     """Returns the weighted sum of T^2 KL(p || q) in nats, where p = softmax(teacher / T) and q = softmax(logits / T).
 
-    The factor T^2 keeps the size of gradients about the same for any T (Hinton et al. 2015, section 2). Logits must be
-    finite.
+    Logits must be finite, since 0 times infinity is NaN.
     """
+    # The factor T^2 keeps the size of gradients about the same for any T (Hinton et al. 2015, section 2).
     ours = jax.nn.log_softmax(logits.astype(jnp.float32) / temperature)
     theirs = jax.nn.log_softmax(jax.lax.stop_gradient(teacher).astype(jnp.float32) / temperature)
     divergence = (jnp.exp(theirs) * (theirs - ours)).sum(axis=-1)
@@ -135,7 +134,8 @@ def soft_binary_sum(
     logits: Float[Array, "*shape"], teacher: Float[Array, "*shape"], weights: Float[Array, "*shape"], temperature: float
 ) -> Scalar:
     """Returns soft_class_sum of the two classes whose probabilities are sigmoid(logit / T) and the rest."""
-    ours, theirs = (jnp.stack([each, jnp.zeros_like(each)], axis=-1) for each in (logits, teacher))
+    # softmax([x, 0]) = [sigmoid(x), 1 - sigmoid(x)]
+    ours, theirs = (jnp.stack([output, jnp.zeros_like(output)], axis=-1) for output in (logits, teacher))
     return soft_class_sum(ours, theirs, weights, temperature)
 
 
@@ -158,7 +158,8 @@ def hidden_sum(
     ours, theirs = states.astype(jnp.float32), jax.lax.stop_gradient(teacher).astype(jnp.float32)
     if kind == "mse":
         return (jnp.square(ours - theirs).mean(axis=-1) * weights).sum()
-    lengths = [jnp.square(each).sum(axis=-1) + COSINE_EPSILON for each in (ours, theirs)]
+    # As torch.nn.CosineEmbeddingLoss, which adds the epsilon to the squared lengths.
+    lengths = [jnp.square(vectors).sum(axis=-1) + COSINE_EPSILON for vectors in (ours, theirs)]
     cosine = (ours * theirs).sum(axis=-1) * jax.lax.rsqrt(lengths[0] * lengths[1])
     return ((1 - cosine) * weights).sum()
 
@@ -190,10 +191,12 @@ def chunked_sums(
 ) -> tuple[Scalar, Scalar, Scalar]:
     """Returns the VocabularySums of rows, table and bias; logits from vocab_size on are -inf.
 
-    Chunks have one size of at most `chunk` tokens, which fits the vocabulary. With `unrolled` no scan visits them: it
-    copies the table to pad it and to take chunks from it. The last chunk may then be shorter, and XLA may keep the
-    logits for the backward pass instead of computing them again.
+    Args:
+        chunk: the largest number of tokens in a chunk.
+        unrolled: visit the chunks without a scan, which copies the table to pad it and to take chunks from it. The
+            last chunk may then be shorter, and XLA may keep the logits for the backward pass.
     """
+    # Chunks of one size that leaves as little padding as possible.
     parts = math.ceil(len(table) / chunk)
     unit = math.gcd(chunk, LANES)
     size = math.ceil(len(table) / parts / unit) * unit
@@ -225,11 +228,12 @@ def _forward(
         first, tokens, biases = part
         logits = _logits(rows, tokens, biases, chunks.precision)
         if chunks.unrolled:
-            # The largest logit and the sum of exponentials of each row, in one pass over them.
+            # The largest logit and the sum of exponentials of a row, in one pass over the logits.
             start = (jnp.float32(-jnp.inf), jnp.float32(0))
-            of_chunk = jax.lax.reduce((logits, jnp.ones_like(logits)), start, _joined, (1,))
-            higher, total = _joined((top, total), of_chunk)
+            chunk_sums = jax.lax.reduce((logits, jnp.ones_like(logits)), start, _joined, (1,))
+            higher, total = _joined((top, total), chunk_sums)
         else:
+            # Earlier exponentials are scaled to the new largest logit, so that none overflows.
             higher = jnp.maximum(top, logits.max(axis=1))
             total = total * jnp.exp(top - higher) + jnp.exp(logits - higher[:, None]).sum(axis=1)
         picked += jnp.where(_is_label(labels, first, len(tokens)), logits, 0).sum(axis=1)
@@ -239,13 +243,15 @@ def _forward(
     loop, parts = _loop(table, bias, rows.dtype, chunks)
     (top, total, picked), _ = loop(add, (zeros - jnp.inf, zeros, zeros), parts)
     normalizer = top + jnp.log(total)
-    each = normalizer - picked
-    sums = (each * weights).sum(), ((picked >= top) * weights).sum(), (normalizer**2 * weights).sum()
-    return sums, (rows, table, bias, labels, weights, normalizer, each)
+    entropies = normalizer - picked
+    sums = (entropies * weights).sum(), ((picked >= top) * weights).sum(), (normalizer**2 * weights).sum()
+    return sums, (rows, table, bias, labels, weights, normalizer, entropies)
 
 
 def _backward(chunks: _Chunks, residuals: tuple[Any, ...], gradients: tuple[Array, Array, Array]) -> tuple[Any, ...]:
-    rows, table, bias, labels, weights, normalizer, each = residuals
+    rows, table, bias, labels, weights, normalizer, entropies = residuals
+    # Names as `of_rows` stand for the gradient of the sums by `rows`. Of the logits, both sums have the softmax as
+    # gradient, once and 2 log Z times; the loss has the label's one-hot vector, too.
     of_loss, _, of_squares = gradients
     of_labels = of_loss * weights
     of_probabilities = of_labels + 2 * of_squares * normalizer * weights
@@ -269,7 +275,7 @@ def _backward(chunks: _Chunks, residuals: tuple[Any, ...], gradients: tuple[Arra
         of_table.reshape(-1, table.shape[1])[: len(table)].astype(table.dtype),
         None if bias is None else of_bias.reshape(-1)[: len(table)].astype(bias.dtype),
         np.zeros(labels.shape, jax.dtypes.float0),
-        of_loss * each + of_squares * normalizer**2,
+        of_loss * entropies + of_squares * normalizer**2,
     )
 
 
@@ -279,7 +285,7 @@ _sums.defvjp(_forward, _backward)
 def _loop(table: Array, bias: Array | None, dtype: Any, chunks: _Chunks) -> tuple[Any, Any]:
     """Returns jax.lax.scan and the stacked chunks, or a function that does the same with a list of chunks.
 
-    A chunk is the number of its first token, its rows of the table, and its biases: -inf for padding.
+    A chunk is its first token's number, its table rows, and its biases: -inf for padding.
     """
     size = chunks.size
     if not chunks.unrolled:
@@ -301,7 +307,7 @@ def _loop(table: Array, bias: Array | None, dtype: Any, chunks: _Chunks) -> tupl
         for part in parts:
             carry, output = add(carry, part)
             outputs.append(output)
-        return carry, None if outputs[0] is None else jax.tree.map(lambda *each: jnp.concatenate(each), *outputs)
+        return carry, None if outputs[0] is None else jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs)
 
     return visit, parts
 

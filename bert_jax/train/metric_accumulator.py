@@ -1,4 +1,4 @@
-"""Computes the values of a log line: means over the steps, FLOPs, memory, and shares of time.
+"""Computes the values in a log line: means over the steps, FLOPs, memory, and time shares.
 
 FiniteCheck handles steps whose loss or gradient is not finite: it stops the run or counts them as skipped. The train
 step itself has then made no update (train/step.py), so the host may read the flag one step late.
@@ -45,7 +45,7 @@ PEAK_FLOPS = {
 
 
 class FiniteCheck:
-    """Reads the flag of each step before anything of that step is saved.
+    """Reads a step's flag before the step is saved.
 
     `skipped` counts the updates that were left out since the run began, including those before a restart.
     """
@@ -65,7 +65,8 @@ class FiniteCheck:
     def __call__(self, step: int, values: Mapping[str, Any]) -> bool:
         """Returns whether a step made its update; `values` holds the step's metrics.
 
-        Raises UserError if it did not and the run must stop; the message names the step and the last checkpoint.
+        Raises:
+            UserError: it did not, and the run must stop.
         """
         if values["finite"]:
             return True
@@ -90,7 +91,7 @@ class FiniteCheck:
 
 
 class MetricAccumulator:
-    """Accumulates the metrics of steps, which it fetches together for each log line.
+    """Accumulates the metrics of steps, which it fetches together for a log line.
 
     Between lines it fetches only a step's flag `finite`, once the next step is dispatched. So the device never waits,
     the host is at most one step ahead of it, and a step that is not finite is handled before another follows.
@@ -159,6 +160,7 @@ class MetricAccumulator:
         `waited_seconds` is the time spent waiting for batches since the loop began.
         """
         self.settle()
+        # Evaluating and saving are no training time. After a restart, earlier tokens were not read in this time.
         seconds = max(time.monotonic() - self._started - self._paused, 1e-9)
         tokens = self._sums.get("tokens", 0.0)
         had = {name: self._steps - self._absent.get(name, 0) for name in self._sums}
@@ -190,12 +192,13 @@ class MetricAccumulator:
             self._paused += time.monotonic() - started
 
     def settle(self) -> None:
-        """Waits for the last step, and fetches, checks and counts the metrics of all pending steps."""
+        """Waits for the last step; fetches, checks and counts all pending metrics."""
         pending, self._pending = self._pending, []
         fetched = jax.device_get([metrics for _, metrics in pending])
         for (step, _), arrays in zip(pending, fetched, strict=True):
             values = {name: value.item() for name, value in arrays.items()}
             self.tokens += int(values["tokens"])
+            # A skipped step counts in no mean, but its tokens were read.
             counts = self._check(step, values)
             if counts:
                 for name in {*self._sums, *values} - {*LATEST, "finite", "tokens"}:
@@ -214,15 +217,15 @@ class MetricAccumulator:
 def training_flops(
     model: ModelConfig, rows: int, length: int, predictions: int, heads: Heads = NO_FURTHER_HEADS
 ) -> float:
-    """Returns the FLOPs of one training step: 3 times the forward matmuls (one forward, two backward).
+    """Returns a training step's FLOPs: 3 times the forward matmuls (one forward, two backward).
 
     For B rows of T positions with M predictions, L layers of width D and feed-forward width F, and V padded tokens:
 
         3 (L (8 B T D^2 + 4 B T D F + 4 B T^2 D) + B M (2 D^2 + 2 D V))
 
-    A gated feed-forward has 6 B T D F, and a layer with a window counts only the positions it attends to. All positions
-    count, padding included, since the chip computes them. Look-ups, norms, softmax, dropout, the optimizer and
-    recomputation count nothing (Chowdhery et al. 2022, appendix B, on MFU).
+    A gated feed-forward has 6 B T D F, and a layer with a window counts only the positions it attends to. Padding
+    counts, since the chip computes it. Look-ups, norms, softmax, dropout, the optimizer and recomputation count nothing
+    (Chowdhery et al. 2022, appendix B, on MFU).
 
     Args:
         predictions: positions per row whose vocabulary logits are computed; causal and two-directional models compute
@@ -256,7 +259,7 @@ def training_flops(
 
 
 def peak_flops() -> float | None:
-    """Returns the total peak of all devices in FLOP/s, or None if it is unknown (CPUs)."""
+    """Returns all devices' total peak in FLOP/s, or None if it is unknown (CPUs)."""
     peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
     return peak * jax.device_count() if peak else None
 
@@ -265,5 +268,6 @@ def peak_memory_gb() -> float:
     """Returns the highest peak memory of this process's devices, in 10^9 bytes; on a CPU, the process's own."""
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     peaks = [values["peak_bytes_in_use"] for values in stats if "peak_bytes_in_use" in values]
+    # The system counts bytes on macOS, and KiB elsewhere.
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return max(peaks, default=resident) / 1e9

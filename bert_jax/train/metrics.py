@@ -38,13 +38,14 @@ _READERS = 16  # threads, since each request takes a round trip
 
 
 class Segments:
-    """The segments of one start of a run. `kept` holds the remaining lines of earlier starts."""
+    """A start's segments; `kept` holds the lines that it keeps from earlier starts."""
 
     def __init__(self, workdir: Location, kept: Sequence[str]) -> None:
         self._folder = workdir / FOLDER
         with store_errors(workdir, f"write {self._folder}"):
             older = _by_start(workdir)
             self._start, self._number, self._lines = max(older, default=0) + 1, 0, list(kept)
+            # This start's first segment is complete before older ones go, so readers always find a whole log.
             self._write()
             for path in itertools.chain(*older.values()):
                 path.unlink(missing_ok=True)
@@ -99,7 +100,7 @@ class MetricsWriter:
     """Appends to metrics.jsonl and TensorBoard events, in process 0 only.
 
     For a run that resumes, it drops the lines after `start_step`, since the run repeats those steps. In an object store
-    the lines are in segments, without TensorBoard events, whose file would be rewritten with each line.
+    the lines are in segments, and there are no TensorBoard events, whose file every line would rewrite.
     """
 
     def __init__(self, workdir: Location, start_step: int) -> None:
@@ -122,9 +123,9 @@ class MetricsWriter:
 
     def _begin(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Begins a log with these lines, in place of the one on disk or in the store."""
-        kept = [json.dumps(line) for line in lines]
+        texts = [json.dumps(line) for line in lines]
         stored = not isinstance(self._workdir, Path)
-        self._log = Segments(self._workdir, kept) if stored else _File(self._workdir / METRICS_FILE, kept)
+        self._log = Segments(self._workdir, texts) if stored else _File(self._workdir / METRICS_FILE, texts)
 
     def write(self, step: int, values: dict[str, float | None]) -> None:
         if not self._active:
@@ -133,6 +134,7 @@ class MetricsWriter:
         self._log.append(json.dumps(line))
         if not self._events:
             return
+        # TensorBoard has the step and the time in the event itself, and no value for None.
         for name, value in line.items():
             if isinstance(value, float) and name != "time":
                 self._events.write_event(Event(step=step, wall_time=time.time(), summary=scalar(name, value)))
@@ -190,10 +192,8 @@ class _File:
 
 
 def read_metrics(workdir: Location) -> list[dict[str, Any]]:
-    """Returns the log lines of a workdir, from its metrics.jsonl (see read_lines) or its segments; [] without a log.
-
-    A workdir on disk may be a copy of one in a store, or the reverse: the log of its own kind comes first.
-    """
+    """Returns the log lines of a workdir, from its metrics.jsonl (see read_lines) or its segments; [] without a log."""
+    # A workdir on disk may be a copy of one in a store, or the reverse: the log of its own kind comes first.
     path = workdir / METRICS_FILE
     if is_stored(workdir):
         return _parse(read_segments(workdir)) or (read_lines(path) if path.exists() else [])
@@ -214,6 +214,7 @@ def read_lines(path: Location) -> list[dict[str, Any]]:
 
 
 def _parse(text: Sequence[str]) -> list[dict[str, Any]]:
+    # `extend` keeps the lines before the one that cannot be parsed, which is the last.
     lines: list[dict[str, Any]] = []
     with contextlib.suppress(json.JSONDecodeError):
         lines.extend(map(json.loads, text))
@@ -251,7 +252,7 @@ class ProgressLine:
             self._console.print(f"{self._description} {fraction:4.0%}  ETA {eta}  {note}", highlight=False)
 
     def note(self, text: str) -> None:
-        """Shows why the run waits: next to the bar on a terminal, elsewhere on a line of its own."""
+        """Shows why the run waits: next to the bar on a terminal, elsewhere on its own line."""
         if self._bar:
             self._bar.update(self._task, note=text)
         else:
@@ -286,7 +287,8 @@ def _short(value: float | None) -> str:
 
 
 def _plain(value: float | None) -> float | int | None:
-    """Rounds to the 9 digits that distinguish any two float32 values; JSON has no NaN and no infinities: None."""
+    """Rounds a value for JSON, which has no NaN and no infinities: None."""
+    # Nine digits distinguish any two float32 values.
     if value is None or isinstance(value, int):
         return value
     return float(f"{float(value):.9g}") if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Writes and reads the items of one checkpoint step through Orbax, and verifies them.
+"""Writes and reads a checkpoint step's items through Orbax, and verifies them.
 
 A step is a folder with one item for each tree (params, optimizer, average), and meta/metadata: a JSON document with the
 caller's metadata, a fingerprint for each tensor, and its own sha256. Orbax checks no content: a flipped bit restores
@@ -17,7 +17,6 @@ Its v1 interface is still `experimental` in 0.12.8, and its training.Checkpointe
 
 import contextlib
 import errno
-import functools
 import hashlib
 import json
 import logging
@@ -100,7 +99,7 @@ class Writer:
         _ignore_closed_loops()
 
     def start(self, folder: Location, trees: Mapping[str, PyTree], meta: Mapping[str, Any]) -> None:
-        """Starts to write a step, and returns once the tensors may change; `meta` must not. Raises what `wait` does."""
+        """Starts to write a step, and returns once the tensors may change; `meta` must not. Raises errors as `wait`."""
         named = {item: named_leaves(tree) for item, tree in trees.items()}
         document = {"meta": meta, "tensors": {item: describe(tensors) for item, tensors in named.items()}}
         items: dict[str, Any] = {item: ocp.args.PyTreeSave(unflatten(tensors)) for item, tensors in named.items()}
@@ -110,13 +109,18 @@ class Writer:
             self._checkpointer.save(folder, args=ocp.args.Composite(**items), force=True)  # over what a failure left
 
     def wait(self) -> None:
-        """Waits until the step is complete. Raises the reason if it cannot be: an OSError for a full disk."""
+        """Waits until the step is complete.
+
+        Raises:
+            OSError: the disk is full, or another system error. Orbax's own errors pass.
+        """
         if self._folder is not None:
             with _os_errors(self._folder):
                 self._checkpointer.wait_until_finished()
 
     def __enter__(self) -> "Writer":
-        self._log_filter = functools.partial(_drop_orbax_traces)  # one of its own, which it alone removes
+        # Orbax's threads log the stack traces of failures that they also raise. No Orbax issue is known.
+        self._log_filter = lambda record: not (record.exc_info and "orbax" in record.pathname)
         logging.getLogger("absl").addFilter(self._log_filter)
         return self
 
@@ -125,16 +129,11 @@ class Writer:
         logging.getLogger("absl").removeFilter(self._log_filter)
 
 
-def _drop_orbax_traces(record: logging.LogRecord) -> bool:
-    """Drops stack traces that Orbax's threads log for failures that they also raise. No Orbax issue is known."""
-    return not (record.exc_info and "orbax" in record.pathname)
-
-
 @contextlib.contextmanager
 def _os_errors(folder: Location) -> Iterator[None]:
     """Turns an operating-system error back into an OSError: tensorstore reports it as the text of a ValueError.
 
-    No issue of Orbax is known. Errors of a store are left to `store_errors`.
+    No Orbax issue is known. A store's errors are left to `store_errors`.
     """
     try:
         yield
@@ -156,7 +155,11 @@ def _os_error_code(error: BaseException) -> int | None:
 
 
 def read_meta(directory: Location) -> dict[str, Any]:
-    """Reads a step's document: `meta`, and `tensors` by item and path. Raises DamagedCheckpoint."""
+    """Reads a step's document: `meta`, and `tensors` by item and path.
+
+    Raises:
+        DamagedCheckpoint: the document does not have the content that was saved.
+    """
     with reading(directory):
         document: dict[str, Any] = json.loads((directory / META / "metadata").read_bytes())
         if document.pop("sha256") != signature(document):
@@ -189,15 +192,18 @@ def read_tree(directory: Location, item: str, saved: Mapping[str, Any], wanted: 
     """
     named = named_leaves(wanted)
     advice = "Resume with the configuration that made the checkpoint, or name a new workdir"
+    expected = {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in named.items()}
+    present = {name: f"{tensor['dtype']}{tensor['shape']}" for name, tensor in saved.items()}
     missing, extra = [name for name in named if name not in saved], [name for name in saved if name not in named]
-    for names, article, word in ((missing, "no", "missing"), (extra, "an extra", "extra")):
-        if names:
-            tensor = f"{article} tensor {item}/{names[0]} ({len(names)} {word})"
-            raise UserError(f"checkpoint {directory} has {tensor}. {advice}")
-    for name, tensor in named.items():
-        got = f"{saved[name]['dtype']}{saved[name]['shape']}"
-        if got != (want := f"{tensor.dtype}{list(tensor.shape)}"):
-            raise UserError(f"checkpoint {directory}: tensor {item}/{name} is {got}, expected {want}. {advice}")
+    problem = ""
+    if missing:
+        problem = f" has no tensor {item}/{missing[0]} ({len(missing)} missing)"
+    elif extra:
+        problem = f" has an extra tensor {item}/{extra[0]} ({len(extra)} extra)"
+    elif other := [name for name in named if present[name] != expected[name]]:
+        problem = f": tensor {item}/{other[0]} is {present[other[0]]}, expected {expected[other[0]]}"
+    if problem:
+        raise UserError(f"checkpoint {directory}{problem}. {advice}")
     restore_args = {
         name: ocp.ArrayRestoreArgs(
             sharding=to_read(leaf.sharding, leaf.shape, leaf.dtype.itemsize), global_shape=leaf.shape, dtype=leaf.dtype
@@ -205,7 +211,7 @@ def read_tree(directory: Location, item: str, saved: Mapping[str, Any], wanted: 
         for name, leaf in named.items()
     }
     restored = _read(directory, item, restore_args)
-    # Gathered from the shares, over the same devices. Every process does this at the same point.
+    # Tensors that were read in shares are gathered over the same devices. All processes do this at the same point.
     if moved := [name for name, tensor in restored.items() if tensor.sharding != named[name].sharding]:
         gather = jax.jit(lambda shares: shares, out_shardings=[named[name].sharding for name in moved])
         restored |= dict(zip(moved, gather([restored[name] for name in moved]), strict=True))
@@ -217,7 +223,7 @@ def _read(directory: Location, item: str, restore_args: Mapping[str, Any]) -> di
     args, folder = ocp.args.PyTreeRestore(restore_args=unflatten(restore_args)), directory / item
     with contextlib.ExitStack() as opened:
         opened.enter_context(reading(directory))
-        if is_staged(folder):
+        if is_staged(folder):  # only this item: optimizer states need not be downloaded to read parameters
             copy = opened.enter_context(scratch_folder()) / item
             download_folder(folder, copy)
             folder = copy
@@ -230,7 +236,7 @@ def is_staged(path: Location) -> bool:
 
 
 # Shares of replicas. A tensor that is replicated over N hosts would be read N times from one file system or store.
-# Instead each device reads the share that Orbax let this replica write, and the replicas gather the tensor from one
+# Instead a device reads the share that Orbax let this replica write, and the replicas gather the tensor from one
 # another. Orbax's SingleReplicaArrayHandler reads everything on the hosts of one replica, whose network then bounds the
 # time, and needs to know which mesh axis holds the replicas (google/orbax#2754).
 
@@ -249,7 +255,7 @@ def to_read(sharding: Sharding, shape: tuple[int, ...], itemsize: int) -> Shardi
 
 
 def divided(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
-    """Returns the sharding in which the replicas of a shard hold equal parts of it, as Orbax writes them.
+    """Returns the sharding in which a shard's replicas hold equal parts, as Orbax writes them.
 
     They divide the shard's first axis whose size is a multiple of their number (google/orbax#1320). If there is none,
     the sharding stays as it is.
@@ -278,18 +284,17 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 
 
 def fingerprint(array: np.ndarray | jax.Array, numpy: ModuleType = jnp) -> Any:
-    """Returns a uint32 sum of an array's bits, each element weighted by its position.
+    """Returns a uint32 sum of an array's bits, where an element counts by its position.
 
-    Integer sums wrap and commute, so any mesh, and numpy on the host, give the same number. The weights are odd:
-    changing one element always changes the sum, and swapping two nearly always does.
+    Integer sums wrap and commute, so any mesh, and numpy on the host, give the same number.
     """
-    # A boolean has no view of its bits; it counts as 0 or 1. `place` is the row-major index of each element, modulo
-    # 2^32.
+    # A boolean has no view of its bits; it counts as 0 or 1. `place` is an element's row-major index, modulo 2^32.
     bits = array if array.dtype == bool else array.view(_UNSIGNED[array.dtype.itemsize])
     place = numpy.zeros((1,) * array.ndim, np.uint32)
     for axis, size in enumerate(array.shape):
         along = [size if other == axis else 1 for other in range(array.ndim)]
         place = place * np.uint32(size) + numpy.arange(size, dtype=np.uint32).reshape(along)
+    # The weights are odd: changing one element always changes the sum, and swapping two nearly always does.
     return (bits.astype(np.uint32) * (place * np.uint32(2) + np.uint32(1))).sum(dtype=np.uint32)
 
 
@@ -309,7 +314,7 @@ def describe(tensors: Mapping[str, np.ndarray | jax.Array]) -> dict[str, dict[st
 
 
 def signature(document: Mapping[str, Any]) -> str:
-    """Returns the sha256 of a JSON document, independent of the order of its keys."""
+    """Returns a JSON document's sha256, independent of its keys' order."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
@@ -344,12 +349,10 @@ def _damaged(directory: Location, why: str) -> DamagedCheckpoint:
 
 
 def _ignore_closed_loops() -> None:
-    """Installs a hook that drops reports of "Event loop is closed".
-
-    tensorstore reads and writes concurrently, in an event loop that the first failure closes; the others then print
-    these reports. The failure itself is raised. The hook stays, since nothing tells when the last thread has ended. No
-    Orbax issue is known.
-    """
+    """Installs a hook that drops reports of "Event loop is closed"."""
+    # tensorstore reads and writes concurrently, in an event loop that the first failure closes; the others then print
+    # these reports. The failure itself is raised. The hook stays, since nothing tells when the last thread has ended.
+    # No Orbax issue is known.
     others = sys.unraisablehook
 
     def all_but_closed_loops(unraisable: "sys.UnraisableHookArgs") -> None:

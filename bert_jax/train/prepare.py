@@ -1,4 +1,4 @@
-"""Everything between a Run and the first step of its loop, in the loop's order (train/loop.py).
+"""Everything between a Run and its loop's first step, in the loop's order (train/loop.py).
 
 make_mesh and make_plan check the run and fix the constants of a step. open_workdir holds the workdir and compares it
 with the run. restore_or_initialize makes the first state. write_workdir, step_arguments and prefetch_batches follow.
@@ -25,7 +25,6 @@ from bert_jax.tokenization import vocabulary
 from bert_jax.tokenization.vocabulary import TOKENIZER
 from bert_jax.train import distributed, optim, rules, sharding, workdir
 from bert_jax.train.checkpoint import CheckHeld, Checkpoints, check_workdir, held_workdir, restore
-from bert_jax.train.clock import check_end
 from bert_jax.train.evaluation import Best
 from bert_jax.train.rules import Trained, Unfreezing
 from bert_jax.train.run import Run, Source, root_key, runtime_of
@@ -55,30 +54,35 @@ def check(run: Run) -> None:
 def make_mesh(run: Run) -> Mesh:
     """Returns the mesh of a run, after all checks that need no compilation and no file."""
     config, source, best = run.config, run.source, run.config.checkpoint.best
-    check_end(config.steps, config.budget_minutes, config.budget_replay, run.length)
-    if run.early_stop < 0:
-        raise UserError(f"early_stop is {run.early_stop}; expected a number of evaluations, or 0 to train to the end")
-    if run.early_stop and not best:
-        raise UserError(
-            f"early_stop={run.early_stop} needs a metric to compare evaluations by; set --config.checkpoint.best"
-        )
-    if best and not run.evaluators:
-        raise UserError(
-            f"checkpoint.best={best} needs a held-out part, which the data does not have. Name one with "
-            "--config.data.eval, or leave out checkpoint.best"
-        )
-    if best and config.eval.every_steps <= 0:
-        raise UserError(f"checkpoint.best={best}, but the run evaluates only at its end. Set --config.eval.every_steps")
+    endless = not (config.steps > 0 or config.budget_minutes > 0 or config.budget_replay or run.length)
+    refusals = {
+        "neither steps nor budget_minutes is set, so the run would never end; set --config.steps=N or "
+        "--config.budget_minutes=M": endless,
+        f"early_stop is {run.early_stop}; expected a number of evaluations, or 0 to train to the end": (
+            run.early_stop < 0
+        ),
+        f"early_stop={run.early_stop} needs a metric to compare evaluations by; set --config.checkpoint.best": (
+            run.early_stop and not best
+        ),
+        f"checkpoint.best={best} needs a held-out part, which the data does not have. Name one with "
+        "--config.data.eval, or leave out checkpoint.best": best and not run.evaluators,
+        f"checkpoint.best={best}, but the run evaluates only at its end. Set --config.eval.every_steps": (
+            best and config.eval.every_steps <= 0
+        ),
+        f"microbatches is {config.microbatches}, but this loss compares all rows of a batch. Use microbatches=1, "
+        "and more devices or a smaller batch_size if it does not fit": (
+            config.microbatches > 1 and run.objective.compares_rows
+        ),
+    }
+    for message, refused in refusals.items():
+        if refused:
+            raise UserError(message)
     if best and run.measured:  # otherwise it is compared after the first evaluation
         averages = [f"ema_{name}" for name in run.measured if config.optimizer.ema_decay > 0]
         Best(best, {}).check_among([*run.measured, *averages])
     check_workdir(run.workdir)
     traced_steps(config.profile, run.workdir)
-    if config.microbatches > 1 and run.objective.compares_rows:
-        raise UserError(
-            f"microbatches is {config.microbatches}, but this loss compares all rows of a batch. Use microbatches=1, "
-            "and more devices or a smaller batch_size if it does not fit"
-        )
+    # The sources' row counts are those of all phases and batch ramps: none is met only after days.
     mesh = sharding.make_mesh(config.mesh)
     for rows in dict.fromkeys(map(source.rows_at, source.changes)):
         key = "batch_schedule" if getattr(config, "batch_schedule", "") else "batch_size"
@@ -90,7 +94,8 @@ def make_mesh(run: Run) -> Mesh:
 def traced_steps(steps: tuple[int, ...], workdir: Location) -> tuple[int, int]:
     """Returns the first traced step and the step after the last, the value of config.profile; -1 twice if it is empty.
 
-    Raises UserError for anything else, and for a workdir in a store, to which the profiler cannot write.
+    Raises:
+        UserError: `steps` is anything else, or the workdir is in a store, to which the profiler cannot write.
     """
     if not steps:
         return -1, -1
@@ -104,13 +109,14 @@ def traced_steps(steps: tuple[int, ...], workdir: Location) -> tuple[int, int]:
 
 
 def make_plan(run: Run) -> Plan:
-    """Turns a configuration into the constants of a program; nothing else does.
+    """Turns a configuration into the constants of a program. Call it with the run's mesh set.
 
-    Call it with the run's mesh set. Raises UserError for an attention kernel that cannot run.
+    Raises:
+        UserError: nothing trains, or the attention kernel cannot run.
     """
     config = run.config
     abstract = run.abstract_params()
-    # What a run with initial parameters initializes itself always trains: frozen, it would stay noise.
+    # Parameters that the run initializes next to given ones always train: frozen, they would stay noise.
     fresh = frozenset(layers.flatten(abstract)) - frozenset(run.initial_params) if run.initial_params else frozenset()
     optimizer_config = optim.with_token_shares(config.optimizer, run.length.tokens if run.length else 0.0)
     factors = optim.rate_factors(config.optimizer, abstract, rules.trainable(run.train_layers, abstract, fresh))
@@ -134,6 +140,7 @@ def make_plan(run: Run) -> Plan:
         trained=trained,
         unfreezing=unfreezing,
     )
+    # Asked only for its refusal: a kernel that cannot run with the rows of any phase.
     for step in run.source.changes:
         layer.kernels(plan.model, plan.runtime, batch_length(run.source, step))
     return plan
@@ -143,10 +150,12 @@ def make_plan(run: Run) -> Plan:
 def open_workdir(run: Run) -> Iterator[OpenWorkdir]:
     """Holds a workdir and opens its checkpoints. Files of a run that left no checkpoint are replaced.
 
-    Raises UserError, and changes nothing, if another run holds the workdir, if the checkpoints belong to another run,
-    or if processes were started with different configurations or without a shared workdir.
+    Raises:
+        UserError: another run holds the workdir, the checkpoints belong to another run, or processes were started with
+            different configurations or without a shared workdir. Nothing has changed then.
     """
     made_by = workdir.provenance(run)
+    # Processes must agree on everything that their common program depends on, before they hold or write anything.
     settings = made_by["configuration"] | workdir.runtime_choices(run) | made_by["versions"]
     distributed.check_same(settings, "start all with the same command")
     config = run.config.checkpoint
@@ -170,8 +179,8 @@ def open_workdir(run: Run) -> Iterator[OpenWorkdir]:
 def _compare_with_origin(run: Run, made_by: dict[str, Any], checkpoints: Checkpoints) -> list[str]:
     """Compares a run with the checkpoint at which it resumes or branches; returns a line for each difference.
 
-    Completes the run's provenance `made_by`: it records the origin of a branch. Raises UserError for changes that are
-    not allowed, and for a branch that has nothing left to train.
+    Records a branch's origin in the run's provenance, `made_by`. Refuses changes that are not allowed, and a branch
+    that has nothing left to train.
     """
     newest, origin = checkpoints.newest_meta(), None
     if newest is not None:
@@ -245,9 +254,9 @@ def _initialize(
         state = initialize(key)
         return state._replace(params=missing(state.params), average=None)
 
-    # What the initial parameters replace is neither computed nor compiled.
-    of_missing = shardings._replace(params=missing(shardings.params), average=None)
-    state = jax.jit(initialize_missing, out_shardings=of_missing)(root_key(run.config.seed))
+    # Values that the initial parameters replace are neither computed nor compiled.
+    left = shardings._replace(params=missing(shardings.params), average=None)
+    state = jax.jit(initialize_missing, out_shardings=left)(root_key(run.config.seed))
     values = dict(state.params)
     for path, leaf in layers.flatten(params).items():
         if path in run.initial_params:
@@ -291,9 +300,9 @@ def write_workdir(run: Run, check_held: CheckHeld) -> None:
 def step_arguments(run: Run, mesh: Mesh) -> tuple[jax.Array, dict[str, Any]]:
     """Returns the last arguments of a step: the run's key on all devices, and its constants.
 
-    They are no part of the program, so all seeds share one. Constants, such as a teacher's parameters, are sharded like
-    parameters and never donated.
+    Constants, such as a teacher's parameters, are sharded like parameters and never donated.
     """
+    # Arguments, not values in the program, so all seeds share one program.
     key = jax.device_put(root_key(run.config.seed), sharding.replicated(mesh))
     return key, sharding.put(layers.unflatten(run.constants), mesh)
 

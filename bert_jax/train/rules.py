@@ -42,7 +42,7 @@ def first_match(rules: Sequence[tuple[str, Value]], path: str) -> Value:
     raise ValueError(f"no rule matches the parameter {path}; end the rules with '.*'")
 
 
-def stack_of(path: str) -> str | None:
+def stack_path(path: str) -> str | None:
     """Returns the stack of layers that a parameter belongs to, such as "encoder/layers/"; None if there is none."""
     match = _STACK.match(path)
     return match[0] if match else None
@@ -55,7 +55,7 @@ def stacks(params: dict[str, Any]) -> dict[str, int]:
     """
     sizes: dict[str, int] = {}
     for path, value in paths.flatten(params).items():
-        if (stack := stack_of(path)) is not None:
+        if (stack := stack_path(path)) is not None:
             sizes[stack] = max(sizes.get(stack, 0), value.shape[0])
     return sizes
 
@@ -72,7 +72,7 @@ def per_layer(rules: Numbers, params: dict[str, Any]) -> dict[str, Any]:
 
 def _names(path: str, value: Any) -> list[str]:
     """Returns the paths that rules see: one per layer of a stacked parameter."""
-    if (stack := stack_of(path)) is None:
+    if (stack := stack_path(path)) is None:
         return [path]
     # If only some layers are given (SomeLayers), they keep their numbers in the stack.
     layers = getattr(value, "layers", range(value.shape[0]))
@@ -82,36 +82,37 @@ def _names(path: str, value: Any) -> list[str]:
 def check(numbers: Mapping[str, float], key: str, params: dict[str, Any] | None = None) -> Numbers:
     """Returns the rules of a configuration's {REGEX: NUMBER}.
 
-    Raises UserError for a negative number, a regex that does not compile or, with params, one that no parameter
-    matches.
+    Raises:
+        UserError: a number is negative, or a regex does not compile or, with params, matches no parameter.
     """
     names = [name for path, value in paths.flatten(params or {}).items() for name in _names(path, value)]
     for pattern, value in numbers.items():
+        problem = ""
         try:
             compiled = re.compile(pattern)
+            if not pattern or not 0 <= value < float("inf"):
+                problem = f"{key} has {pattern!r}: {value}. Use a number of 0 or more, such as {{'^embeddings/': 0.1}}"
+            elif params is not None and not any(map(compiled.search, names)):
+                examples = " and ".join((names[0], next((name for name in names if stack_path(name)), names[-1])))
+                problem = f"no parameter matches {pattern!r} in {key}; parameters have names such as {examples}"
         except re.error as error:
-            raise UserError(f"{key} has {pattern!r}, which is not a regular expression: {error}") from None
-        if not pattern or not 0 <= value < float("inf"):
-            raise UserError(
-                f"{key} has {pattern!r}: {value}. Use a number of 0 or more, such as {{'^embeddings/': 0.1}}"
-            )
-        if params is not None and not any(compiled.search(name) for name in names):
-            examples = " and ".join((names[0], next((name for name in names if stack_of(name)), names[-1])))
-            raise UserError(f"no parameter matches {pattern!r} in {key}; parameters have names such as {examples}")
+            problem = f"{key} has {pattern!r}, which is not a regular expression: {error}"
+        if problem:
+            raise UserError(problem)
     return tuple(numbers.items())
 
 
 def by_depth(value: Callable[[int], float], params: dict[str, Any], top: float) -> Numbers:
     """Makes rules by depth: value(1) for a stack's last layer, value(L) for its first, value(L + 1) for its embeddings.
 
-    All other parameters, above all heads, get `top`. Embeddings outside every encoder, which several may share, are
-    below the deepest stack.
+    All other parameters, above all heads, get `top`.
     """
     rules: list[tuple[str, float]] = []
     sizes = stacks(params)
-    # The first match counts, so the embeddings outside of encoders and `top` come last.
+    # The first match counts, so the embeddings outside of encoders and `top` come last. Several encoders may share such
+    # embeddings, which are therefore below the deepest stack.
     for stack, layers in sizes.items():
-        model = _model_of(stack)  # all layers build on its embeddings and its relative position biases
+        model = _model_path(stack)  # all layers build on its embeddings and its relative position biases
         rules.append((rf"^{model}embeddings/|^{model}encoder/relative_bias/", value(layers + 1)))
         rules += [(rf"^{re.escape(stack)}{layer}/", value(layers - layer)) for layer in range(layers)]
     return (*rules, (r"^embeddings/", value(max(sizes.values(), default=0) + 1)), (r".*", top))
@@ -134,19 +135,16 @@ def trainable(train_layers: str, params: dict[str, Any], fresh: frozenset[str] =
     layers = min(sizes.values(), default=0)
     match = re.fullmatch(r"last:(\d+)", train_layers)
     frozen = {"head": "(embeddings|encoder|pooler)/", "no_embeddings": "embeddings/"}.get(train_layers)
+    last = int(match[1]) if match else 0
     if frozen is not None:
-        off = [(rf"^{_model_of(stack)}{frozen}", 0.0) for stack in sizes]
+        off = [(rf"^{_model_path(stack)}{frozen}", 0.0) for stack in sizes]
         rules: Numbers = (*off, (r"^embeddings/", 0.0), (r".*", 1.0))
-    elif not match:
-        raise UserError(
-            f"train_layers is {train_layers!r}; use all, head, last:K, no_embeddings, gradual or gradual:EPOCHS"
-        )
-    elif not 0 < (last := int(match[1])) <= layers:
-        raise UserError(
-            f"train_layers is {train_layers!r}, but the model has {layers} layers; use last:1 to last:{layers}"
-        )
-    else:
+    elif 0 < last <= layers:
         rules = by_depth(lambda depth: float(depth <= last), params, 1.0)
+    else:
+        usual = "; use all, head, last:K, no_embeddings, gradual or gradual:EPOCHS"
+        advice = f", but the model has {layers} layers; use last:1 to last:{layers}" if match else usual
+        raise UserError(f"train_layers is {train_layers!r}{advice}")
     factors = paths.flatten(per_layer(rules, params))
     return paths.unflatten({path: np.float32(1) if path in fresh else factors[path] for path in factors})
 
@@ -154,7 +152,8 @@ def trainable(train_layers: str, params: dict[str, Any], fresh: frozenset[str] =
 def gradual_epochs(train_layers: str) -> float | None:
     """Returns the epochs between layers for `gradual` (1) or `gradual:EPOCHS`; None for other values of train_layers.
 
-    Raises UserError for a number of epochs that is not positive and finite.
+    Raises:
+        UserError: the number of epochs is not positive and finite.
     """
     kind, colon, text = train_layers.partition(":")
     if kind != "gradual":
@@ -169,50 +168,39 @@ def gradual_epochs(train_layers: str) -> float | None:
 
 
 def stages(params: dict[str, Any], fresh: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Returns the stage at which each parameter begins to train in gradual unfreezing (Howard and Ruder 2018, 3.3).
+    """Returns the stages at which parameters begin to train in gradual unfreezing (Howard and Ruder 2018, 3.3).
 
-    Stage 0 trains like `head`, and the fresh paths; stage K trains like `last:K`; the embeddings come last. The values
-    have per_layer's form.
+    Stage 0 trains like `head`, and the `fresh` paths; stage K trains like `last:K`; the embeddings come last. The
+    values have per_layer's form.
     """
-    pooled = tuple((rf"^{_model_of(stack)}(encoder|pooler)/", 1.0) for stack in stacks(params))
+    # What lies above the layers in an encoder, such as a last norm, and the pooler begin with the last layer.
+    pooled = tuple((rf"^{_model_path(stack)}(encoder|pooler)/", 1.0) for stack in stacks(params))
     *depths, rest = by_depth(float, params, 0.0)
     numbers = paths.flatten(per_layer((*depths, *pooled, rest), params))
     return paths.unflatten({path: np.float32(0) if path in fresh else numbers[path] for path in numbers})
 
 
-def _model_of(stack: str) -> str:
+def _model_path(stack: str) -> str:
     """Returns the escaped path of a stack's encoder and heads: empty for "encoder/layers/"."""
     return re.escape(re.sub(r"(encoder/)?layers/$", "", stack))
 
 
 ENCODER_STACK = "encoder/layers/"
-# The parts of a model that its encoder's layers build on, or that every layer reads.
-_BELOW_HEADS = ("embeddings/", "encoder/")
-_ABOVE_LAYERS = ("encoder/final_norm/",)
 
 
 @dataclass(frozen=True)
 class Trained:
     """The part of the parameters that trains; other parameters are frozen.
 
-    `layers` maps paths to the layers of a stack that train, in order, or to None for all of a parameter. A stacked
-    parameter of the part is [K, ...] of [L, ...].
+    `layers` maps paths to the trained layers of a stack, in order, or to None for a whole parameter. A stacked
+    parameter [L, ...] has the shape [K, ...] in this part.
     """
 
     layers: Mapping[str, tuple[int, ...] | None]
 
     @classmethod
-    def where(cls, trains: dict[str, Any]) -> "Trained":
-        """Selects the nonzero values of a tree of per_layer's form, such as rate factors."""
-        layers: dict[str, tuple[int, ...] | None] = {}
-        for path, value in paths.flatten(trains).items():
-            if np.any(value):
-                layers[path] = None if np.all(value) else tuple(map(int, np.flatnonzero(np.ravel(value))))
-        return cls(layers)
-
-    @classmethod
     def everything(cls, params: dict[str, Any]) -> "Trained":
-        """Selects a tree of (abstract) parameters as the part of a larger tree that trains."""
+        """Selects (abstract) parameters as the trained part of a larger tree."""
         return cls(dict.fromkeys(paths.flatten(params)))
 
     @classmethod
@@ -220,20 +208,26 @@ class Trained:
         """Selects parameters whose learning-rate factors are not zero; None if that is everything."""
         if factors is None or all(np.all(factor) for factor in jax.tree.leaves(factors)):
             return None
-        return cls.where(factors)
+        layers: dict[str, tuple[int, ...] | None] = {}
+        for path, factor in paths.flatten(factors).items():
+            if np.any(factor):
+                layers[path] = None if np.all(factor) else tuple(map(int, np.flatnonzero(np.ravel(factor))))
+        return cls(layers)
 
     def check(self, rates: Mapping[str, float], train_layers: str = "all") -> None:
-        """Raises UserError if nothing trains, by optimizer.rates or by train_layers."""
-        if self.layers:
-            return
-        if train_layers == "all":
-            raise UserError(f"optimizer.rates is {rates!r}, which trains no parameter. Raise a rate")
-        raise UserError(
-            f"train_layers is {train_layers}, which trains no parameter of this model. Use all, no_embeddings or last:K"
-        )
+        """Refuses a configuration by which nothing trains.
+
+        Raises:
+            UserError: optimizer.rates, or train_layers if it is not `all`, trains no parameter.
+        """
+        if not self.layers:
+            frozen, advice = f"train_layers is {train_layers}", "of this model. Use all, no_embeddings or last:K"
+            if train_layers == "all":
+                frozen, advice = f"optimizer.rates is {rates!r}", "of this model. Raise a rate"
+            raise UserError(f"{frozen}, which trains no parameter {advice}")
 
     def take(self, tree: dict[str, Any]) -> dict[str, Any]:
-        """Returns this part of a tree of parameters, or of per_layer's values."""
+        """Returns this part of parameters or of per_layer's values."""
 
         def select(leaf: Any, layers: tuple[int, ...] | None) -> Any:
             if layers is None or not np.ndim(leaf):  # per_layer has one number if all layers are alike
@@ -247,14 +241,12 @@ class Trained:
         return paths.unflatten({path: select(leaves[path], layers) for path, layers in self.layers.items()})
 
     def abstract(self, tree: dict[str, Any]) -> dict[str, Any]:
-        """Returns this part of a tree of (abstract) parameters without values; rules know the layers of its stacks."""
+        """Returns this part of (abstract) parameters without values; rules know its stacks' layers."""
         leaves, part = paths.flatten(tree), {}
         for path, layers in self.layers.items():
-            shape, dtype = leaves[path].shape, leaves[path].dtype
-            if layers is None:
-                part[path] = jax.ShapeDtypeStruct(shape, dtype)
-            else:
-                part[path] = SomeLayers(shape[1:], dtype, layers)
+            leaf = leaves[path]
+            whole = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            part[path] = whole if layers is None else SomeLayers(leaf.shape[1:], leaf.dtype, layers)
         return paths.unflatten(part)
 
     def put(self, tree: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
@@ -291,7 +283,9 @@ class Trained:
             return 0
         lowest = sizes[ENCODER_STACK]
         for path, layers in self.layers.items():
-            if path.startswith(_BELOW_HEADS) and not path.startswith(_ABOVE_LAYERS):
+            # The encoder's parameters outside of its layers, such as position biases, are read by all layers, except
+            # the norm above them. Heads are above the layers, too.
+            if path.startswith(("embeddings/", "encoder/")) and not path.startswith("encoder/final_norm/"):
                 lowest = min(lowest, layers[0] if layers and path.startswith(ENCODER_STACK) else 0)
         return lowest
 
@@ -303,7 +297,7 @@ class Trained:
 
 
 class SomeLayers(jax.ShapeDtypeStruct):
-    """The abstract value [K, ...] of some layers of a stacked parameter, with their numbers in the stack."""
+    """Some layers of a stacked parameter, abstract [K, ...], with their numbers in the stack."""
 
     __slots__ = ("layers",)
 
@@ -313,7 +307,7 @@ class SomeLayers(jax.ShapeDtypeStruct):
 
 
 def _ranges(layers: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns the first and the last layer, exclusive, of each run of successive layers."""
+    """Returns the first layer and the end of every run of successive layers."""
     ranges: list[tuple[int, int]] = []
     for layer in layers:
         if ranges and ranges[-1][1] == layer:
@@ -328,22 +322,15 @@ class Unfreezing:
     """Gradual unfreezing: a mask of the parameters with a schedule (Howard and Ruder 2018, section 3.3).
 
     `begins` holds the step from which a parameter trains, in per_layer's form, for the part that the optimizer updates.
-    Until then the parameter has a gradient of zero, which leaves its moments at zero and counts in no norm, and its
-    update, weight decay included, is left out. The optimizer state has the same tensors in all steps.
-
-    A parameter that begins at step s is updated as if the run had begun there: its moments start at zero, and Adam
-    corrects their bias by the number of its own updates, not of the run's. With the run's number, they would count as
-    long averages, and the first updates would be three to seven times as long (optim/directions.py). Steps that are
-    skipped because they are not finite count as updates here.
+    Until then its gradient and its update, weight decay included, are zero. So its moments stay zero, it counts in no
+    norm, and the optimizer state has the same tensors in all steps.
     """
 
     begins: dict[str, Any]
 
     @classmethod
     def by_stages(cls, stages: dict[str, Any], every: int) -> "Unfreezing":
-        """Begins stage K (rules.stages) at step K * every. Raises ValueError if `every` is below 1."""
-        if every < 1:
-            raise ValueError(f"the number of steps between unfrozen layers is {every}; use 1 or more")
+        """Begins stage K (rules.stages) at step K * every."""
         return cls(jax.tree.map(lambda stage: np.asarray(stage * every, np.int32), stages))
 
     def mask(self, tree: dict[str, Any], step: Int[Array, ""]) -> dict[str, Any]:
@@ -352,5 +339,10 @@ class Unfreezing:
         return jax.tree.map(lambda leaf, begins: jnp.where(step >= begins, leaf, 0), tree, self.begins)
 
     def update_counts(self, step: Int[Array, ""]) -> dict[str, Int[Array, "..."]]:
-        """Returns the number of each parameter's updates by path, including this step's, and at least 1."""
+        """Returns the number of each parameter's updates by path, including this step's, and at least 1.
+
+        Adam corrects the bias of moments by it. With the run's number, moments that begin at zero would count as long
+        averages, and the first updates would be three to seven times as long (train/update_directions.py). Steps that
+        are skipped because they are not finite count as updates here.
+        """
         return {path: jnp.maximum(step - begins + 1, 1) for path, begins in paths.flatten(self.begins).items()}

@@ -31,18 +31,18 @@ class Source(Protocol):
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """The steps at which the number of rows or the length of a batch changes; 0 is the first."""
+        """The steps at which a batch's row count or length changes; 0 is the first."""
 
     def rows_at(self, step: int) -> int:
-        """Returns the number of rows of a step's global batch."""
+        """Returns the row count of a step's global batch."""
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Any:
-        """Returns the global batch of a step, or some of its rows, as a NamedTuple of numpy arrays."""
+        """Returns a step's global batch, or some of its rows, as a NamedTuple of numpy arrays."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A complete description of one run."""
+    """A complete description of a run."""
 
     config: TrainConfig
     model: ModelConfig
@@ -89,10 +89,10 @@ class Run:
         return shapes
 
     def forget_result(self) -> None:
-        """Removes the result files of a run that had finished and now continues, in process 0."""
-        folders = (self.workdir, self.summary_workdir) if distributed.is_primary() else ()
-        for folder in filter(None, folders):
-            (folder / RESULT_FILE).unlink(missing_ok=True)
+        """Removes the result files of a run that had finished and now continues."""
+        if distributed.is_primary():
+            for folder in filter(None, (self.workdir, self.summary_workdir)):
+                (folder / RESULT_FILE).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ class Result:
 
 
 def root_key(seed: int) -> PRNGKeyArray:
-    """Returns the key of a run. Its generator gives the same values on any mesh, whatever jax's default is."""
+    """Returns the key of a run."""
+    # Other generators give other values on another mesh, and jax's default may change.
     return jax.random.key(seed, impl="threefry2x32")
 
 
@@ -118,8 +119,9 @@ def runtime_of(config: TrainConfig, platform: str = "", capability: str = "") ->
 
     Args:
         platform: the platform to compile for, if it is not this machine's.
-        capability: the compute capability of its GPUs.
+        capability: its GPUs' compute capability.
     """
+    # Most CPUs compute bfloat16 by way of float32, so it would only cost precision there.
     dtype = config.compute_dtype
     if dtype == "auto":
         dtype = "float32" if (platform or jax.default_backend()) == "cpu" else "bfloat16"

@@ -60,31 +60,29 @@ REDUCE_DTYPES = ("auto", "float32", "bfloat16")  # mesh.reduce_dtype
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None, flag: str = FLAG) -> Mesh:
-    """Makes the mesh of the devices (None: all of this process; jax.experimental.topologies works too).
+    """Makes the mesh of the devices, with the closest neighbors on the last axis.
 
-    Raises UserError, which names `flag`, if the sizes do not fill the devices, if the number of slices does not divide
-    mesh.data, or for an unknown mesh.reduce_dtype.
+    Args:
+        devices: None: all in the run. jax.experimental.topologies makes others.
+        flag: the flag that sets `config`, for messages.
+
+    Raises:
+        UserError: the sizes do not fill the devices, or the number of slices does not divide mesh.data.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = axis_sizes(config, len(devices), flag)
     if config.reduce_dtype not in REDUCE_DTYPES:
         choices = ", ".join(REDUCE_DTYPES)
         raise UserError(f"unknown mesh.reduce_dtype {config.reduce_dtype!r}; choose from {choices}")
-    return Mesh(device_array(sizes, devices, flag), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-
-
-def device_array(sizes: tuple[int, ...], devices: Sequence[Any], flag: str = FLAG) -> np.ndarray:
-    """Arranges devices in an array of these sizes, with the closest neighbors on the last axis.
-
-    The network between TPU slices, or between GPU machines, is slower than within one, so only the first axis spans
-    them. Raises UserError if that is impossible.
-    """
+    sizes = _axis_sizes(config, len(devices), flag)
     slices = len({getattr(device, "slice_index", None) for device in devices})
     check_slices(sizes[0], slices, len(devices), flag)
+    # The network between TPU slices, or between GPU machines, is slower than within one: only the first axis spans it.
     if slices > 1:
         within = (sizes[0] // slices, *sizes[1:])
-        return mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices, allow_split_physical_axes=True)
-    return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+        grid = mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices, allow_split_physical_axes=True)
+    else:
+        grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def check_slices(data: int, slices: int, devices: int, flag: str = FLAG) -> None:
@@ -97,25 +95,28 @@ def check_slices(data: int, slices: int, devices: int, flag: str = FLAG) -> None
         )
 
 
-def axis_sizes(config: MeshConfig, devices: int, flag: str = FLAG) -> tuple[int, ...]:
-    """Returns the sizes of the axes. Raises UserError if their product is not the number of devices."""
-    sizes = [config.data, config.fsdp, config.tensor]
-    for name, size in zip(AXES, sizes, strict=True):
-        if size < 1 and size != -1:
-            raise UserError(f"mesh.{name} is {size}; use 1 or more, or -1 for the devices that the other axes leave")
-    if sizes.count(-1) > 1:
-        raise UserError(f"several axes of mesh are -1, but only one can take the remaining devices: {flag}.data=-1")
-    used = math.prod(size for size in sizes if size != -1)
-    if devices % used or (-1 not in sizes and used != devices):
-        product = " x ".join(f"mesh.{name}={size}" for name, size in zip(AXES, sizes, strict=True))
-        inner = math.prod(size for size in sizes[1:] if size != -1)
+def _axis_sizes(config: MeshConfig, devices: int, flag: str) -> tuple[int, ...]:
+    """Returns the sizes of the axes, whose product must be the number of devices."""
+    sizes = {name: getattr(config, name) for name in AXES}
+    used = math.prod(size for size in sizes.values() if size > 0)  # -1 stands for the other devices
+    problem = ""
+    if wrong := [name for name, size in sizes.items() if size < 1 and size != -1]:
+        rule = "use 1 or more, or -1 for the devices that the other axes leave"
+        problem = f"mesh.{wrong[0]} is {sizes[wrong[0]]}; {rule}"
+    elif list(sizes.values()).count(-1) > 1:
+        problem = f"several axes of mesh are -1, but only one can take the remaining devices: {flag}.data=-1"
+    elif devices % used or (-1 not in sizes.values() and used != devices):
+        product = " x ".join(f"mesh.{name}={size}" for name, size in sizes.items())
+        inner = math.prod(size for name, size in sizes.items() if name != DATA and size > 0)
         advice = f", and fsdp and tensor whose product divides {devices}" if devices % inner else ""
-        raise UserError(f"{product} does not use exactly the {devices} devices of this run; use {flag}.data=-1{advice}")
-    return tuple(devices // used if size == -1 else size for size in sizes)
+        problem = f"{product} does not use exactly the {devices} devices of this run; use {flag}.data=-1{advice}"
+    if problem:
+        raise UserError(problem)
+    return tuple(devices // used if size == -1 else size for size in sizes.values())
 
 
 def row_shards(mesh: Mesh) -> int:
-    """Returns the number of shards into which the rows of a batch are divided."""
+    """Returns the number of shards into which a batch's rows are divided."""
     return math.prod(mesh.shape[axis] for axis in ROWS)
 
 
@@ -169,16 +170,16 @@ def whole_rows(batch_size: int, mesh: Mesh) -> int:
 
 
 def shardings(mesh: Mesh, tree: Any, *, shard_optimizer: bool = False) -> Any:
-    """Returns a NamedSharding for each leaf of a tree of (abstract) parameters or of a training state.
+    """Returns a tree of NamedShardings for (abstract) parameters or a training state.
 
-    An optimizer moment's path ends like its parameter's, so both have the same sharding; with shard_optimizer, the
-    moment and the moving average are sharded over data as well. A small parameter that an axis does not divide is not
-    sharded by it; check_model refuses the others.
+    With shard_optimizer, moments and the moving average are sharded over data as well. A small parameter that an axis
+    does not divide is not sharded by it; check_model refuses the others.
     """
 
     def place(path: Any, leaf: Any) -> NamedSharding:
-        of_update = _name(path).split(layers.SEPARATOR)[0] in ("optimizer_state", "average")
-        leaf_spec = update_spec if shard_optimizer and of_update else parameter_spec
+        # An optimizer moment's path ends like its parameter's, so one rule matches both.
+        belongs_to_update = _name(path).split(layers.SEPARATOR)[0] in ("optimizer_state", "average")
+        leaf_spec = update_spec if shard_optimizer and belongs_to_update else parameter_spec
         return NamedSharding(mesh, leaf_spec(path, leaf, mesh))
 
     return jax.tree_util.tree_map_with_path(place, tree)
@@ -195,15 +196,13 @@ def undivided(mesh: Mesh, tree: Any) -> list[str]:
 
 
 def parameter_spec(path: Any, leaf: Any, mesh: Any) -> PartitionSpec:
-    """Returns the spec of a parameter; `path` is a path of jax.tree_util."""
+    """Returns a parameter's spec; `path` comes from jax.tree_util."""
     return spec(_rule(path), leaf.shape, mesh)
 
 
 def update_spec(path: Any, leaf: Any, mesh: Any) -> PartitionSpec:
-    """Returns the spec of a parameter's update with mesh.shard_optimizer: sharded over fsdp and data.
-
-    Each shard over fsdp is split over data, so a reduce-scatter over one follows one over the other.
-    """
+    """Returns the spec of a parameter's update with mesh.shard_optimizer: sharded over fsdp and data."""
+    # FSDP first: data splits each shard over fsdp, so a reduce-scatter over data can follow one over fsdp.
     split = spec(tuple((FSDP, DATA) if axis == FSDP else axis for axis in _rule(path)), leaf.shape, mesh)
     over_data = any(names is not None and DATA in names for names in split)
     return split if over_data else parameter_spec(path, leaf, mesh)
@@ -219,7 +218,7 @@ def _rule(path: Any) -> Axes:
 
 def spec(axes: Axes, shape: Sequence[int], mesh: Any) -> PartitionSpec:
     """Applies a rule to an array shape, without mesh axes that have one device or do not divide the shape."""
-    if ... in axes:
+    if ... in axes:  # e.g. a gated kernel [L, D, 2, F] and a plain one [L, D, F] share a rule
         middle = axes.index(...)
         axes = (*axes[:middle], *[None] * (len(shape) - len(axes) + 1), *axes[middle + 1 :])
     if len(axes) != len(shape):
@@ -254,8 +253,8 @@ def put(tree: Any, mesh: Mesh) -> Any:
 
 
 def put_like(tree: Any, other: Any) -> Any:
-    """Gives arrays the shardings of another tree of arrays."""
-    current, wanted = (jax.tree.map(lambda leaf: leaf.sharding, each) for each in (tree, other))
+    """Gives arrays the shardings of another tree's arrays."""
+    current, wanted = (jax.tree.map(lambda leaf: leaf.sharding, arrays) for arrays in (tree, other))
     return tree if current == wanted else jax.jit(_unchanged, out_shardings=wanted)(tree)
 
 
@@ -279,19 +278,16 @@ def rows_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def local_rows(batch_size: int, mesh: Mesh) -> slice | np.ndarray:
-    """Returns the rows of a global batch that this process's devices own and it must load, in ascending order.
-
-    An array of row numbers if they are not contiguous: on a TPU pod, a process's chips form a square of the torus, and
-    the mesh runs along the torus.
-    """
+    """Returns the rows of a global batch that this process's devices own and it must load, in ascending order."""
     indices = rows_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
     owned = np.unique(np.concatenate([np.arange(batch_size)[index] for index in indices if index is not None]))
     first, last = int(owned[0]), int(owned[-1])
+    # Not contiguous on a TPU pod: a process's chips form a square of the torus, and the mesh runs along the torus.
     return slice(first, last + 1) if last - first + 1 == len(owned) else owned
 
 
 def place(batch: Any, batch_size: int, mesh: Mesh) -> Any:
-    """Makes global arrays from this process's rows (local_rows) of a batch of numpy arrays."""
+    """Makes global arrays from this process's rows (local_rows) of a numpy batch."""
     sharding = rows_sharding(mesh)
 
     def put(local: np.ndarray) -> jax.Array:
@@ -326,12 +322,12 @@ class OnMesh(Placement):
         if not self.gathers:
             return params
 
-        # With a prefix the parameters belong to one layer of a stack, without its axis; without one, the layers of a
-        # stack are left to that later call.
+        # With a prefix, the parameters belong to one layer of a stack, without its axis L. Without one, they are those
+        # of the whole model, whose stacks are left to the call for a layer.
         def whole(path: str, leaf: jax.Array) -> jax.Array:
             full = f"{prefix}/{path}" if prefix else path
             axes = rules.first_match(PARAMETER_RULES, full)
-            if FSDP not in axes or (not prefix and rules.stack_of(full)):
+            if FSDP not in axes or (not prefix and rules.stack_path(full)):
                 return leaf
             axes = tuple(None if axis == FSDP else axis for axis in (axes[1:] if prefix else axes))
             gathered = leaf if dtype is None else leaf.astype(dtype)  # bfloat16 halves the bytes that are gathered
@@ -365,26 +361,16 @@ class OnMesh(Placement):
 
 
 def _devices(*axes: str) -> int:
-    """Returns the number of devices on these axes of the mesh that is set; 1 without a mesh."""
+    """Returns the number of devices on these axes of the current mesh; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in axes)
 
 
-def constrain_update(tree: Any) -> Any:
-    """Shards a traced parameter-shaped tree as mesh.shard_optimizer shards updates."""
-    return _constrained(tree, update_spec)
-
-
-def gather_update(params: Any) -> Any:
-    """Gathers traced parameters from the sharding of constrain_update."""
-    return _constrained(params, parameter_spec)
-
-
 def divided(function: Callable[[jax.Array], jax.Array], stack: jax.Array) -> jax.Array:
-    """Computes function(stack), which acts on each item of [K, ...] alone, with the items divided over all devices.
+    """Computes function(stack), which acts on single items of [K, ...], with the items divided over all devices.
 
-    All devices have the whole stack before and the whole result after it, each gathered at once. Without a mesh, or on
-    one device, this is function(stack).
+    All devices have the whole stack before it and the whole result after it. Without a mesh, or on one device, this is
+    function(stack).
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
@@ -406,10 +392,11 @@ def constrain_params(tree: Any) -> Any:
     mesh = jax.sharding.get_abstract_mesh()
     if _devices(FSDP, TENSOR) == 1 or mesh.are_all_axes_manual:
         return tree
-    return _constrained(tree, lambda *of_leaf: restricted(parameter_spec(*of_leaf), mesh.auto_axes))
+    return constrained(tree, lambda *leaf: restricted(parameter_spec(*leaf), mesh.auto_axes))
 
 
-def _constrained(tree: Any, leaf_spec: Callable[..., PartitionSpec]) -> Any:
+def constrained(tree: Any, leaf_spec: Callable[..., PartitionSpec]) -> Any:
+    """Shards a traced parameter-shaped tree by parameter_spec, update_spec or a function with the same arguments."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return tree
@@ -455,8 +442,7 @@ DISABLED = dict.fromkeys(("TPU v5", "TPU v5p", "TPU v6 lite", "TPU v6e"), _GATHE
 def options(mesh: Mesh, *, overlap: bool = False) -> dict[str, str] | None:
     """Returns the XLA options of a program on the mesh; None if all are defaults.
 
-    `overlap` adds the options by which a train step's all-reduces overlap with computation. Options that libtpu cannot
-    build are off in every program.
+    `overlap` adds the options by which a train step's all-reduces overlap with computation.
     """
     kind = mesh.devices.flat[0].device_kind
     changed = dict.fromkeys(DISABLED.get(kind, ()), "false")

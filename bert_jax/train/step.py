@@ -59,7 +59,7 @@ class Plan:
         return params if self.trained is None else self.trained.take(params)
 
     def with_part(self, params: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-        """Replaces the trainable leaves of a tree of parameters."""
+        """Replaces the trainable leaves of a parameter tree."""
         return part if self.trained is None else self.trained.put(params, part)
 
 
@@ -99,29 +99,32 @@ def train_step(
         fraction: the part of the run that is done before this step.
         key: the run's key. Dropout is a function of (key, step, microbatch), so the same arguments give the same
             result bit for bit.
-        constants: trees that the objective binds next to the parameters, under names of their own; they need
+        constants: trees that the objective binds next to the parameters, under other names; they need
             plan.trained, which does not contain them.
 
     Returns:
         The next state and the step's metrics. If the loss or the gradient is not finite, the step counts (`finite` is 0
         among the metrics and `skipped` grows by one), but parameters, optimizer state and average stay the same.
     """
+    # From the step, so that a resumed run repeats the dropout of an uninterrupted one (law 4).
     dropout_key = jax.random.fold_in(key, state.step)
     # Denominators come from the whole global batch, before any microbatch or random change (law 3).
     counts = plan.objective.counts(batch)
     corrupted = plan.objective.corrupt(batch, dropout_key)
     gradients, terms = accumulate(plan, state.params, corrupted, counts, dropout_key, constants)
-    if plan.unfreezing is not None:  # before any norm is taken
+    if plan.unfreezing is not None:  # before any norm is taken, for the log or by the optimizer
         gradients = plan.unfreezing.mask(gradients, state.step)
+    # Of the steps and the fraction done before this one.
     rate = optim.learning_rate(plan.optimizer_config, state.step, fraction)
     metrics = means(terms, counts, plan.objective.term_weights) | {
         "learning_rate": rate,
         "gradient_norm": optax.tree.norm(gradients),
         "tokens": (batch.sequence_ids > 0).sum(),
     }
+    # A gradient can overflow although its loss is finite, and the reverse, so both are checked.
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
     updated, left_out = descend(plan, state, gradients, rate), state._replace(skipped=state.skipped + 1)
-    # Chosen element by element, so that XLA fuses the choice into the update.
+    # The choice is made element by element, so that XLA fuses it into the update.
     following = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, left_out)
     following = following._replace(step=state.step + 1)
     return following, metrics | {"finite": finite, "skipped": following.skipped}
@@ -150,10 +153,10 @@ def accumulate(
 def _gradient(
     plan: Plan, runtime: Runtime, params: dict[str, Any], batch: Any, counts: Counts, key: Array
 ) -> tuple[dict[str, Any], Terms]:
-    """Computes the float32 gradient of one microbatch, and its terms, on the devices of `runtime`."""
+    """Computes a microbatch's float32 gradient and terms on the devices of `runtime`."""
 
     def loss(trained: dict[str, Any]) -> tuple[Float[Array, ""], Terms]:
-        # Joined, not put in place: the program then reads a frozen layer without copying the others.
+        # `join`, not `put`: the program then reads a frozen layer without copying the others.
         whole = trained if plan.trained is None else plan.trained.join(params, trained)
         terms = plan.objective.apply(plan.objective.bind(plan.model, whole, runtime), batch, key)
         return total_loss(terms, counts, plan.objective.term_weights), terms
@@ -166,7 +169,7 @@ def _gradient(
 def _gradient_over_microbatches(
     plan: Plan, runtime: Runtime, params: dict[str, Any], batch: Any, counts: Counts, key: Array
 ) -> tuple[dict[str, Any], Terms]:
-    """Sums `_gradient` over a batch's microbatches, each with a dropout key of its own."""
+    """Sums `_gradient` over a batch's microbatches, which have different dropout keys."""
 
     def add(total: Any, numbered: tuple[Array, Any]) -> tuple[Any, None]:
         number, part = numbered
@@ -175,6 +178,7 @@ def _gradient_over_microbatches(
 
     # [B, ...] to [A, B/A, ...]. A microbatch takes every A-th row, so that each device keeps its own rows.
     parts = jax.tree.map(lambda leaf: leaf.reshape(-1, plan.microbatches, *leaf.shape[1:]).swapaxes(0, 1), batch)
+    # A scan needs its carry before the first microbatch, so the shapes of the sums come from an abstract one.
     first = jax.tree.map(lambda leaf: leaf[0], parts)
     shapes = jax.eval_shape(functools.partial(_gradient, plan, runtime), params, first, counts, key)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -185,23 +189,24 @@ def _gradient_over_microbatches(
 def descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Float[Array, ""]) -> TrainState:
     """Returns the state after one update by the trainable part's gradients."""
     part = plan.part(state.params)
-    if plan.unfreezing is None:
-        direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, part)
-    else:
-        own: dict[str, Any] = {"update_counts": plan.unfreezing.update_counts(state.step)}
-        direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, part, **own)
+    own: dict[str, Any] = {}
+    if plan.unfreezing is not None:
+        own["update_counts"] = plan.unfreezing.update_counts(state.step)
+    direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, part, **own)
+    if plan.unfreezing is not None:
         direction = plan.unfreezing.mask(direction, state.step)  # weight decay included
     factors = None if plan.factors is None else plan.part(plan.factors)
     part = optim.apply_updates(part, direction, rate, factors)
+    # With shard_optimizer, devices update their shards, then the average, and gather the parameters last: the average
+    # needs only the shards.
     if plan.mesh_config.shard_optimizer:
-        part = sharding.constrain_update(part)
-    step = state.step + 1
-    average = state.average
+        part = sharding.constrained(part, sharding.update_spec)
+    step, average = state.step + 1, state.average
     if average is not None:  # the average of a frozen parameter is the parameter
-        of_part = optim.next_average(plan.optimizer_config.ema_decay, step, plan.part(average), part)
-        average = plan.with_part(average, of_part)
-    if plan.mesh_config.shard_optimizer:  # the average needs only the shards
-        part = sharding.gather_update(part)
+        updated = optim.next_average(plan.optimizer_config.ema_decay, step, plan.part(average), part)
+        average = plan.with_part(average, updated)
+    if plan.mesh_config.shard_optimizer:
+        part = sharding.constrained(part, sharding.parameter_spec)
     return TrainState(step, plan.with_part(state.params, part), optimizer_state, average, state.skipped)
 
 

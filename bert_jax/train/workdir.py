@@ -83,13 +83,7 @@ class WorkdirConfig:
 def write_config(workdir: str | PurePath, config: WorkdirConfig) -> None:
     """Writes WORKDIR/config.json atomically."""
     values = {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
-    values |= {
-        "model": to_dict(config.model),
-        "heads": config.heads.to_json(),
-        "training": dict(config.training),
-        "task": None if config.task is None else dict(config.task),
-        "data": [dict(source) for source in config.data],
-    }
+    values |= {"model": to_dict(config.model), "heads": config.heads.to_json()}
     target = location(workdir) / CONFIG_FILE
     if not is_stored(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +91,11 @@ def write_config(workdir: str | PurePath, config: WorkdirConfig) -> None:
 
 
 def read_config(workdir: str | PurePath) -> WorkdirConfig:
-    """Reads WORKDIR/config.json. Raises UserError if it is missing, damaged or was not written by bert_jax."""
+    """Reads WORKDIR/config.json.
+
+    Raises:
+        UserError: it is missing, damaged, or was not written by bert_jax.
+    """
     path = location(workdir) / CONFIG_FILE
     with store_errors(path, f"read {path}"):
         exists = path.exists()
@@ -135,10 +133,15 @@ def selected_step(workdir: str | PurePath) -> int | None:
 def read_params(workdir: str | PurePath, step: int | None = None, item: str = PARAMS) -> dict[str, np.ndarray]:
     """Reads the parameters of a step (None: the newest), or with item=AVERAGE their moving average, and verifies them.
 
-    Returns arrays in host memory by path. Raises UserError if there is no such checkpoint or item, and
-    DamagedCheckpoint for damaged files.
+    Returns:
+        Arrays in host memory, by path.
+
+    Raises:
+        UserError: there is no such checkpoint or item.
+        DamagedCheckpoint: files are damaged.
     """
     directory = absolute(location(workdir)) / CHECKPOINTS
+    # Listed again below: a run that is still training may have removed the step meanwhile.
     if step is None and (step := latest_step(workdir)) is None:
         raise UserError(f"no checkpoint in {directory}: none has been saved. Train first, or name another folder")
     if step not in (saved := saved_steps(workdir)):
@@ -185,7 +188,7 @@ def provenance(run: Run) -> dict[str, Any]:
 
 
 def runtime_choices(run: Run) -> dict[str, Any]:
-    """Returns the keys that say how to compute the model: equal in all processes, and free on resume."""
+    """Returns the options of the model's computation: equal in all processes, and free on resume."""
     model = {item.name for item in dataclasses.fields(ModelConfig)}
     values = to_dict(run.config.model).items()
     return {f"model.{name}": value for name, value in values if name not in {*model, "preset"}}
@@ -194,16 +197,16 @@ def runtime_choices(run: Run) -> dict[str, Any]:
 def check_provenance(
     run: Run, here: Mapping[str, Any], there: Mapping[str, Any] | None, name: str, may_change: Sequence[str] = ()
 ) -> list[str]:
-    """Compares a run with the checkpoint from which it resumes; returns the allowed differences, a line each.
+    """Compares a run with the checkpoint from which it resumes; returns a line for each allowed difference.
 
     Args:
         here: the run's `provenance`.
         there: the checkpoint's; None: it has none.
         name: the checkpoint, for messages.
-        may_change: keys or prefixes that may differ in addition to those that decide when a run ends.
+        may_change: keys or prefixes that may differ, as well as keys that decide when a run ends.
 
     Raises:
-        UserError: a change that config.allow_changes does not name, or a name there that is not a key.
+        UserError: a key differs that config.allow_changes does not name, or it names an unknown key.
     """
     if there is None:
         raise UserError(
@@ -218,11 +221,11 @@ def check_provenance(
             near = difflib.get_close_matches(key, keys, n=1)
             advice = f"did you mean {near[0]}?" if near else "copy keys from the message that refused them, or use all"
             raise UserError(f"config.allow_changes: {key!r} is not a key of a checkpoint; {advice}")
-    # A checkpoint from before any held-out data has no scores that new ones could contradict.
+    # If a checkpoint is older than all held-out data, new scores contradict none.
     new_held_out = (key for key in run.held_out if key not in before)
     free = (*marked(run.config, "free"), *_without_effect(run.config, before, now), *new_held_out)
     changed = [key for key in keys if before.get(key) != now.get(key) and not _within(key, free)]
-    # The options of one kind of objective alone, say, follow from the change of the kind.
+    # Options that only one kind of e.g. objective has follow from the change of the kind.
     kinds = [key for key in changed if key in before and key in now]
     changed = [key for key in changed if key in kinds or not _within(key, kinds)]
     changes = {key: f"{key}: {_shown(before.get(key))} -> {_shown(now.get(key))}" for key in changed}
@@ -247,12 +250,10 @@ def check_provenance(
             "scores until here are of other held-out rows, but checkpoint.best and early_stop compare with them; to "
             "compare new scores alone, begin another --workdir with --config.init_from"
         )
-    versions = [
-        f"{name} {there['versions'].get(name)} -> {version}"
-        for name, version in here["versions"].items()
-        if there["versions"].get(name) != version
-    ]
-    return lines + ([f"different versions from here on: {'; '.join(versions)}"] if versions else [])
+    old, new = there["versions"], here["versions"]
+    if versions := [f"{name} {old.get(name)} -> {new[name]}" for name in new if old.get(name) != new[name]]:
+        lines.append(f"different versions from here on: {'; '.join(versions)}")
+    return lines
 
 
 def _without_effect(config: TrainConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
@@ -310,15 +311,13 @@ def _fingerprint(params: Mapping[str, np.ndarray]) -> str:
     return f"fingerprint {digest.hexdigest()[:FINGERPRINT_DIGITS]}" if params else "none"
 
 
-# Starts a run at another run's checkpoint, with its optimizer state and step (config.branch_from).
+# Branches (config.branch_from). Warmup-stable-decay trains a trunk at a constant rate, and a decay from any of its
+# checkpoints (Hu et al. 2024, section 4). A branch is such a decay in a workdir of its own. Step, optimizer state,
+# average, token count and the order of the data continue: with unchanged settings, it equals the trunk, had it
+# continued.
 #
-# Warmup-stable-decay trains a trunk at a constant rate, and a decay from any of its checkpoints (Hu et al. 2024,
-# section 4). A branch is such a decay in a workdir of its own: step, optimizer state, average, token count and the
-# order of the data continue, so that a branch with unchanged settings equals the trunk, had it continued.
-#
-# The tokens before a step are a function of the step and of the data and batches from step 0 on (train/clock.py).
-# A branch with other data or batches, or a run that resumes with them, therefore begins with the count that the
-# checkpoint records, and adds to it.
+# The tokens before a step are a function of the step and of the data and batches from step 0 on (train/clock.py). With
+# other data or batches, a branch or a resumed run therefore begins with the count that the checkpoint records.
 
 # Keys of a provenance:
 RECORD = "branch"  # the checkpoint from which a run was branched
@@ -375,7 +374,8 @@ class Branch:
 def checkpoint_folder(path: str) -> Location:
     """Makes branch_from, WORKDIR/checkpoints/STEP, an absolute path, whether it exists or not.
 
-    Raises UserError for another form.
+    Raises:
+        UserError: the path has another form.
     """
     directory = absolute(location(path))
     check_access(directory)
@@ -389,7 +389,9 @@ def checkpoint_folder(path: str) -> Location:
 def open_branch(path: str) -> Branch:
     """Reads the metadata of WORKDIR/checkpoints/STEP, whose run may still be training.
 
-    Raises UserError if there is no such step, and DamagedCheckpoint for damaged metadata.
+    Raises:
+        UserError: there is no such step.
+        DamagedCheckpoint: its metadata is damaged.
     """
     directory = checkpoint_folder(path)
     if int(directory.name) not in (saved := orbax_io.saved_steps(directory.parent)):
@@ -426,7 +428,8 @@ def counting_on(run: Run, provenance: dict[str, Any], meta: Mapping[str, Any]) -
     recorded = counted or provenance.get(RECORD)
     if recorded is None:
         return run
-    more = recorded["tokens"] - count(recorded["step"])  # exactly 0 if data and batches are the same as at that step
+    # Exactly 0 if data and batches are the same as at that step, so an unchanged run keeps its count bit for bit.
+    more = recorded["tokens"] - count(recorded["step"])
 
     def before(step: int) -> float:
         return more + count(step)

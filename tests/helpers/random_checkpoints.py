@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from bert_jax.config import ModelConfig
@@ -31,6 +32,12 @@ def odd_config(**changes: Any) -> ModelConfig:
     """Returns a configuration in which no two axes have the same size."""
     sizes = {"vocab_size": 131, "layers": 3, "width": 20, "heads": 4, "feed_forward": 28, "max_positions": 24}
     return ModelConfig(**(sizes | changes))
+
+
+def random_tree(abstract: Any, scale: float = 0.3, seed: int = 1) -> Any:
+    """Returns numpy arrays of the shapes of a tree, large enough that no parameter is without effect."""
+    draw = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: draw.normal(0, scale, leaf.shape).astype(np.float32), abstract)
 
 
 def random_checkpoint(folder: Path, config: ModelConfig, heads: Heads = PRETRAINING, **known: object) -> LoadedModel:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 RECIPE = str(ROOT / "configs" / "bert_tiny.py")
@@ -12,6 +13,14 @@ def environment(devices: int) -> dict[str, str]:
     """The environment of a process with this number of CPU devices that shares the tests' compilation cache."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"  # of two the last counts
     return os.environ | {"XLA_FLAGS": flags}
+
+
+def untimed_log(workdir: Path) -> list[dict[str, Any]]:
+    """The lines of a run's log without the values that no two runs share."""
+    from bert_jax.train import metrics  # not for every test: conftest.py imports this module
+
+    timed = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
+    return [{k: v for k, v in line.items() if k not in timed} for line in metrics.read_metrics(workdir)]
 
 
 def arguments(shards: Path, workdir: Path, *overrides: str) -> list[str]:

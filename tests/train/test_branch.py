@@ -7,21 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from streamed_outputs import DyingLoader, Killed
 from tiny_runs import RECIPE, TINY
+from tiny_runs import untimed_log as log
 
 from bert_jax import pretraining
 from bert_jax.commands import pretrain
 from bert_jax.config import PretrainConfig
-from bert_jax.data.phases import PhasedLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import Stopped, UserError
-from bert_jax.train import loop, metrics
+from bert_jax.train import loop
 from bert_jax.train.metrics import METRICS_FILE
 from bert_jax.train.orbax_io import read_meta
 from bert_jax.train.run import TOKENS_BEFORE
 from bert_jax.train.workdir import RECORD, open_branch, saved_steps
 
-TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
 SETTINGS = (
     "--config.steps=6",
     "--config.batch_size=16",
@@ -35,22 +35,6 @@ SETTINGS = (
     "--config.eval.max_rows=8",
 )
 pytestmark = pytest.mark.usefixtures("one_device")
-
-
-class Killed(Exception):
-    """Simulates the end of the process."""
-
-
-def dying(last: int) -> type[PhasedLoader]:
-    """A loader that ends the process instead of making the batch of a step."""
-
-    class Dying(PhasedLoader):
-        def batch(self, step, rows=None):
-            if step == last:
-                raise Killed
-            return super().batch(step, rows)
-
-    return Dying
 
 
 def train(shards: Path, workdir: Path, *overrides: str) -> dict:
@@ -70,10 +54,6 @@ def tensors(workdir: Path, step: int) -> dict:
     found = read_meta(workdir / "checkpoints" / str(step))["tensors"]
     assert set(found) == {"params", "optimizer", "average"}
     return found
-
-
-def log(workdir: Path) -> list[dict]:
-    return [{k: v for k, v in line.items() if k not in TIMES} for line in metrics.read_metrics(workdir)]
 
 
 def branched(workdir: Path, step: int) -> dict:
@@ -130,8 +110,10 @@ def test_a_decay_from_a_checkpoint_reports_its_changes_and_resumes_exactly(
     assert f"branching from {trunk}/checkpoints/4 into" in printed
     changes = branched(tmp_path / "decay", 8)["changes"]
     assert [line.split(": ")[1] for line in changes if line.startswith("changed")] == [
-        "data.mask_rate", "optimizer.schedule", "steps",
-    ]  # fmt: skip
+        "data.mask_rate",
+        "optimizer.schedule",
+        "steps",
+    ]
     assert all(line in printed for line in changes)
     rates = {line["step"]: line["learning_rate"] for line in log(tmp_path / "decay")}
     assert set(rates) == {6, 8}
@@ -139,7 +121,8 @@ def test_a_decay_from_a_checkpoint_reports_its_changes_and_resumes_exactly(
         np.testing.assert_allclose(rate, 1e-3 * (1 - np.sqrt((step - 1 - 4) / 4)), rtol=1e-5)
 
     with monkeypatch.context() as patched:
-        patched.setattr(pretraining, "PhasedLoader", dying(7))
+        patched.setattr(pretraining, "PhasedLoader", DyingLoader)
+        patched.setattr(DyingLoader, "end", 7)
         with pytest.raises(Killed):
             train(shards_dir, tmp_path / "killed", *decay)
     shutil.rmtree(trunk / "checkpoints" / "4")  # a trunk keeps only its newest checkpoints; the branch needs none
@@ -170,7 +153,8 @@ def test_a_branch_with_other_batches_counts_on_from_the_tokens_of_its_trunk(shar
     assert ended[TOKENS_BEFORE] == pytest.approx(read + 3 * a_step)
 
     with monkeypatch.context() as patched:
-        patched.setattr(pretraining, "PhasedLoader", dying(6))
+        patched.setattr(pretraining, "PhasedLoader", DyingLoader)
+        patched.setattr(DyingLoader, "end", 6)
         with pytest.raises(Killed):
             train(shards_dir, tmp_path / "killed", *flags)
     assert saved_steps(tmp_path / "killed") == [6]

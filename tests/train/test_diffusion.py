@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import scipy.stats
-from random_checkpoints import assert_same_tensors, odd_config, write_vocabulary
+from random_checkpoints import assert_same_tensors, odd_config, random_tree, write_vocabulary
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, ROOT, TINY
 
@@ -61,11 +61,7 @@ def packed_batch(vocab_size: int, rows: int = 8) -> Batch:
 
 
 def random_params(config, scale: float = 0.3) -> dict:
-    draw = np.random.default_rng(1)
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(draw.normal(0, scale, leaf.shape), jnp.float32),
-        bert.abstract_params(config, OBJECTIVE.heads),
-    )
+    return jax.tree.map(jnp.asarray, random_tree(bert.abstract_params(config, OBJECTIVE.heads), scale))
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_checkpoints import random_tree
 from scipy.special import softmax
 from test_objective import OBJECTIVES, batch_of
 from tiny_steps import CHANGES, ROWS, packed_rows
@@ -48,9 +49,7 @@ def objective_of(teacher: ModelConfig = TEACHER, **changes: Any) -> DistilledMas
 @functools.cache
 def random_params(model: ModelConfig, heads: Heads, seed: int) -> dict[str, Any]:
     """Parameters large enough that the models differ, sampled by numpy because jax takes longer."""
-    draw = np.random.default_rng(seed)
-    abstract = bert.abstract_params(model, heads)
-    return jax.tree.map(lambda leaf: draw.normal(0, 0.2, leaf.shape).astype(np.float32), abstract)
+    return random_tree(bert.abstract_params(model, heads), 0.2, seed)
 
 
 def params_of(objective: DistilledMaskedLM) -> tuple[dict[str, Any], dict[str, Any]]:

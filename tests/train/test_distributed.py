@@ -70,19 +70,12 @@ OPEN_MPI = {
 }
 
 
-def test_one_machine_is_one_process():
-    assert distributed.find(flags("--num_processes=1"), {"JAX_COORDINATOR_ADDRESS": "10.0.0.2:1"}) is None
-
-
-def test_flags_come_before_the_environment():
+def test_flags_come_before_the_environment_and_an_address_of_ip_6_is_read():
     environment = {"JAX_COORDINATOR_ADDRESS": "host:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}
     assert distributed.find(flags(), environment) == Cluster("host:1", 2, 0)
     assert distributed.find(flags("--process_id=1"), environment) == Cluster("host:1", 2, 1)
     found = distributed.find(flags(*EXPLICIT), environment)
     assert found == Cluster("10.0.0.2:8476", 4, 3) and (found.host, found.port) == ("10.0.0.2", 8476)
-
-
-def test_an_address_of_ip_6_is_read():
     found = distributed.find(flags("--coordinator_address=[fd00::1]:8476", *EXPLICIT[1:]), {})
     assert found is not None and (found.host, found.port) == ("fd00::1", 8476)
 
@@ -120,7 +113,8 @@ def test_tasks_that_share_a_machine_take_a_gpu_each(environment, devices):
     assert left_to_jax is not None and left_to_jax.local_device_ids is None
 
 
-def test_a_scheduler_with_one_task_is_one_process():
+def test_one_machine_and_a_scheduler_with_one_task_are_one_process():
+    assert distributed.find(flags("--num_processes=1"), {"JAX_COORDINATOR_ADDRESS": "10.0.0.2:1"}) is None
     assert distributed.find(flags(), SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) is None
     assert distributed.find(flags(), OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"}) is None
 

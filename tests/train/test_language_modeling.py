@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from random_checkpoints import odd_config
+from random_checkpoints import odd_config, random_tree
 from scipy.special import erf, log_softmax, logsumexp
 from tiny_batches import lay, random_sequence
 
@@ -26,7 +26,7 @@ from bert_jax.data.example import Batch
 from bert_jax.data.masking.selection import span_targets
 from bert_jax.errors import UserError
 from bert_jax.model import bert, layers
-from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.bert import bind
 from bert_jax.model.outputs import masked_logits, vocabulary_logits
 from bert_jax.model.runtime import Runtime
 from bert_jax.train.objectives import (
@@ -81,11 +81,8 @@ def batch(packed: bool) -> Batch:
 
 @functools.cache
 def params_of(case: str) -> dict:
-    draw = np.random.default_rng(1)
     config, objective = CASES[case]
-    return jax.tree.map(
-        lambda leaf: draw.normal(0, 0.3, leaf.shape).astype(np.float32), abstract_params(config, objective.heads)
-    )
+    return random_tree(bert.abstract_params(config, objective.heads))
 
 
 @functools.cache
@@ -207,9 +204,7 @@ def packed_batch() -> Batch:
 
 
 def random_params(config: ModelConfig, objective: Objective) -> dict:
-    draw = np.random.default_rng(1)
-    abstract = bert.abstract_params(config, objective.heads)
-    return jax.tree.map(lambda leaf: jnp.asarray(draw.normal(0, 0.3, leaf.shape), jnp.float32), abstract)
+    return jax.tree.map(jnp.asarray, random_tree(bert.abstract_params(config, objective.heads)))
 
 
 def measure(objective: Objective, config: ModelConfig, params: dict, batch: Batch, runtime: Runtime) -> dict:

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
+from streamed_outputs import Killed
+from tiny_runs import untimed_log
 
 from bert_jax.config import AdamW, CheckpointConfig, EvalConfig, LinearSchedule, ModelOptions, Muon, TrainConfig
 from bert_jax.data.loader import DatasetLoader
@@ -44,11 +46,6 @@ CONFIG = TrainConfig(
     checkpoint=CheckpointConfig(every_steps=2, keep=3),
 )
 AVERAGED = dataclasses.replace(CONFIG, optimizer=dataclasses.replace(CONFIG.optimizer, ema_decay=0.9))
-TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
-
-
-class Killed(Exception):
-    """Stands for the process's end: nothing of the trainer's runs after it but the interpreter's own clean-up."""
 
 
 class Interrupted:
@@ -109,11 +106,7 @@ def assert_same_item(one: Path, other: Path, item: str) -> None:
 def assert_same_run(one: Path, other: Path) -> None:
     """The last checkpoints are equal bit for bit, and so are the logs but for the clock."""
     assert_same_item(one, other, PARAMS)
-
-    def log(workdir: Path) -> list[dict]:
-        return [{k: v for k, v in line.items() if k not in TIMES} for line in metrics.read_metrics(workdir)]
-
-    assert log(one) == log(other)
+    assert untimed_log(one) == untimed_log(other)
 
 
 def test_a_killed_run_resumes_exactly(run):
@@ -419,17 +412,13 @@ def test_a_trace_contains_the_requested_steps(run):
     assert steps == {"2", "3"}
 
 
-def test_a_run_warns_of_a_weight_decay_without_effect(run):
-    config = AdamW(schedule=LinearSchedule(warmup_steps=1), weight_decay=0.1, decays={".*": 0.2})
-    (told,) = optimizer_warnings(run("decayed", dataclasses.replace(CONFIG, optimizer=config)), {})
-    assert "optimizer.weight_decay=0.1 has no effect" in told
-
-
-def test_a_run_that_ends_within_its_warmup_says_so_until_it_has_ended(run):
-    short = run("short", dataclasses.replace(CONFIG, optimizer=AdamW(schedule=LinearSchedule(warmup_steps=7))))
-    (told,) = optimizer_warnings(short, {})
-    assert "optimizer.schedule.warmup_steps is 7, but the run has 6 steps" in told
-    assert optimizer_warnings(short, {"step": 5}) == [told]
+def test_a_run_warns_of_settings_without_effect_until_it_has_ended(run):
+    config = AdamW(schedule=LinearSchedule(warmup_steps=7), weight_decay=0.1, decays={".*": 0.2})
+    short = run("short", dataclasses.replace(CONFIG, optimizer=config))
+    warmup, decay = optimizer_warnings(short, {})
+    assert "optimizer.schedule.warmup_steps is 7, but the run has 6 steps" in warmup
+    assert "optimizer.weight_decay=0.1 has no effect" in decay
+    assert optimizer_warnings(short, {"step": 5}) == [warmup, decay]
     assert optimizer_warnings(short, {"step": 6}) == optimizer_warnings(run("usual"), {}) == []
 
 

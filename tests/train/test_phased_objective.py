@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from random_checkpoints import odd_config
+from random_checkpoints import odd_config, random_tree
 from streamed_outputs import DyingLoader, Killed
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, ROOT, TINY
+from tiny_runs import untimed_log as log
 
 from bert_jax import config as config_lib
 from bert_jax import pretraining
@@ -56,9 +57,7 @@ def packed_batch(rows: int = 4) -> Batch:
 
 @pytest.fixture(scope="module")
 def params() -> dict:
-    draw = np.random.default_rng(1)
-    abstract = bert.abstract_params(CONFIG, OBJECTIVE.heads)
-    return jax.tree.map(lambda leaf: jnp.asarray(draw.normal(0, 0.3, leaf.shape), jnp.float32), abstract)
+    return jax.tree.map(jnp.asarray, random_tree(bert.abstract_params(CONFIG, OBJECTIVE.heads)))
 
 
 def loss_of(objective, config, params, batch) -> jax.Array:
@@ -267,13 +266,6 @@ def train(shards: tuple[Path, Path], workdir: Path, *overrides: str) -> dict:
         ]
     )
     return json.loads((workdir / "result.json").read_text()) | {"seconds": 0}
-
-
-TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
-
-
-def log(workdir: Path) -> list[dict]:
-    return [{k: v for k, v in line.items() if k not in TIMES} for line in metrics.read_metrics(workdir)]
 
 
 def assert_same_run(one: Path, other: Path) -> None:

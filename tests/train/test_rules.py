@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from random_checkpoints import random_tree
 from test_objective import MODEL, OBJECTIVES, batch_of
 
 from bert_jax.config import AdamW, LinearSchedule, MeshConfig, ModelConfig, OptimizerConfig
@@ -73,13 +74,6 @@ def test_last_k_keeps_what_the_frozen_layers_share(tiny_config):
     assert factors["encoder/final_norm/scale"] == 1
 
 
-def test_head_freezes_the_encoder(params):
-    factors = layers.flatten(rules.trainable("head", params))
-    learning = {path for path, factor in factors.items() if np.any(factor)}
-    assert learning
-    assert all(path.startswith(("mlm_head", "next_sentence_head")) for path in learning)
-
-
 def test_initialized_parameters_train_with_the_head(params):
     fresh = frozenset({"pooler/dense/kernel", "encoder/layers/attention/qkv/bias"})
     for words in ("head", "last:1"):
@@ -87,11 +81,12 @@ def test_initialized_parameters_train_with_the_head(params):
         assert all(np.all(factors[path]) for path in fresh)
 
 
-def test_no_embeddings_freezes_just_those(params):
-    factors = layers.flatten(rules.trainable("no_embeddings", params))
-    assert {path for path, factor in factors.items() if not np.any(factor)} == {
-        path for path in factors if path.startswith("embeddings/")
-    }
+@pytest.mark.parametrize(
+    ("words", "frozen"), [("head", ("embeddings/", "encoder/", "pooler/")), ("no_embeddings", ("embeddings/",))]
+)
+def test_whole_modules_are_frozen(params, words, frozen):
+    for path, factor in layers.flatten(rules.trainable(words, params)).items():
+        assert np.all(factor == (not path.startswith(frozen))), path
 
 
 def test_stages_go_from_the_head_down_layer_by_layer(params):
@@ -130,7 +125,7 @@ def test_a_stack_has_the_layers_of_its_parts_that_are_not_shared(tiny_config, sh
     last = layers.flatten(trains)
     np.testing.assert_array_equal(last[kernels[own]].ravel(), [0, 0, 1])
     assert last[kernels[shared]] == last["embeddings/token/table"] == 0 and last["pooler/dense/kernel"] == 1
-    assert Trained.where(trains).frozen_layers(params) == 2
+    assert Trained.by_factors(trains).frozen_layers(params) == 2
     with pytest.raises(UserError, match="the model has 3 layers"):
         rules.trainable("last:4", params)
     stages = layers.flatten(rules.stages(params))
@@ -158,9 +153,7 @@ def of_kind(name: str, **changes: float) -> OptimizerConfig:
 
 @functools.cache
 def deep_params(model: ModelConfig = DEEP) -> dict[str, Any]:
-    draw = np.random.default_rng(1)
-    abstract = bert.abstract_params(model, OBJECTIVE.heads)
-    return jax.tree.map(lambda leaf: jnp.asarray(draw.normal(0, 0.2, leaf.shape), jnp.float32), abstract)
+    return jax.tree.map(jnp.asarray, random_tree(bert.abstract_params(model, OBJECTIVE.heads), 0.2))
 
 
 def plan_of(words: str, config: OptimizerConfig = CONFIG, model: ModelConfig = DEEP, **changes: Any) -> step_lib.Plan:
@@ -232,7 +225,7 @@ def changed(after: dict[str, Any], before: dict[str, Any]) -> set[str]:
     """The parameters that moved, those of a stack by layer."""
     old, found = layers.flatten(before), set()
     for path, leaf in layers.flatten(after).items():
-        if rules.stack_of(path):
+        if rules.stack_path(path):
             found |= {f"{path}:{n}" for n in range(len(leaf)) if not np.array_equal(leaf[n], old[path][n])}
         elif not np.array_equal(leaf, old[path]):
             found.add(path)
@@ -275,7 +268,9 @@ def test_the_optimizer_state_holds_only_what_trains():
     assert sizes["all"][kernel] == (4, 16, 24) and sizes["last:1"][kernel] == (1, 16, 24)
     assert not any("embeddings" in name for name in sizes["no_embeddings"])
     trained = sum(np.prod(shape) for name, shape in sizes["last:1"].items() if "/mu/" in name)
-    layer = sum(np.prod(leaf.shape[1:]) for path, leaf in layers.flatten(deep_params()).items() if rules.stack_of(path))
+    layer = sum(
+        np.prod(leaf.shape[1:]) for path, leaf in layers.flatten(deep_params()).items() if rules.stack_path(path)
+    )
     heads = sum(leaf.size for path, leaf in layers.flatten(deep_params()).items() if path.startswith(("pool", "class")))
     assert trained == layer + heads
 
@@ -333,8 +328,8 @@ def test_optimizers_of_whole_tensors_update_a_part_as_they_update_all(name):
     part, whole = train(plan_of("last:2", config), 1), train(plan_of("all", config), 1)
     for path, leaf in layers.flatten(part.params).items():
         wanted = layers.flatten(whole.params)[path]
-        rows = slice(2, None) if rules.stack_of(path) else slice(None)
-        if rules.stack_of(path) or not path.startswith("embeddings/"):
+        rows = slice(2, None) if rules.stack_path(path) else slice(None)
+        if rules.stack_path(path) or not path.startswith("embeddings/"):
             np.testing.assert_allclose(leaf[rows], wanted[rows], atol=2e-6, rtol=0, err_msg=path)
 
 
@@ -421,7 +416,7 @@ def test_a_parameter_stays_as_it_is_until_its_stage(name):
         state, metrics = step(state, batch(), FRACTION, KEY)
         assert metrics["finite"]
         due = {
-            f"{path}:{layer}" if rules.stack_of(path) else path
+            f"{path}:{layer}" if rules.stack_path(path) else path
             for path, stage in stages.items()
             for layer, begins in enumerate(np.broadcast_to(stage, len(deep_leaf(path))))
             if begins <= number
@@ -463,8 +458,10 @@ def test_parts_are_put_back_where_they_were_taken():
 
 def test_layers_are_frozen_only_where_nothing_below_them_trains():
     params = deep_params()
-    count = {words: Trained.where(rules.trainable(words, params)).frozen_layers(params) for words in ("head", "last:3")}
+    count = {
+        words: Trained.by_factors(rules.trainable(words, params)).frozen_layers(params) for words in ("head", "last:3")
+    }
     assert count == {"head": 4, "last:3": 1}
-    assert Trained.where(rules.trainable("no_embeddings", params)).frozen_layers(params) == 0
+    assert Trained.by_factors(rules.trainable("no_embeddings", params)).frozen_layers(params) == 0
     assert Trained({"embeddings/norm/scale": None}).frozen_layers(params) == 0
     assert Trained({"encoder/final_norm/scale": None, "mlm_head/bias": None}).frozen_layers(params) == 4

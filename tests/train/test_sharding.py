@@ -1,4 +1,4 @@
-"""Where things lie on a mesh, and which meshes are refused. That a step is the same on any: test_meshes.py."""
+"""Where things lie on a mesh, and which meshes are refused. That a step is the same on any: test_gradient_sums.py."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ def test_data_is_outermost_and_spans_the_slices():
     with pytest.raises(UserError, match=r"mesh\.data=1 does not divide over 2 slices.*divides the 4 devices"):
         sharding.make_mesh(MeshConfig(fsdp=4, tensor=2), chips)
     for config in (MeshConfig(), MeshConfig(fsdp=2), MeshConfig(fsdp=2, tensor=2), MeshConfig(fsdp=4)):
-        laid = sharding.device_array(sharding.axis_sizes(config, 8), chips)
+        laid = sharding.make_mesh(config, chips).devices
         spanned = np.vectorize(lambda chip: chip.slice_index, otypes=[int])(laid)
         half = len(laid) // 2
         assert (spanned[:half] == 0).all() and (spanned[half:] == 1).all()
@@ -250,16 +250,12 @@ def mesh_of(kind: str, devices: int) -> Mesh:
     return Mesh(np.array([Device(number, kind) for number in range(devices)], dtype=object), ("data",))
 
 
-def test_gradient_all_reduces_overlap_with_matmuls_where_that_is_asked_for():
+def test_gradient_all_reduces_overlap_with_matmuls_on_several_devices_of_one_kind_if_asked_for():
     options = sharding.options(mesh_of("TPU v5 lite", 4), overlap=True)
     assert options is not None and options["xla_enable_async_all_reduce"] == "true"
     assert sharding.options(mesh_of("TPU v5 lite", 4)) is None
-
-
-def test_one_device_and_other_kinds_keep_the_defaults():
-    assert sharding.options(mesh_of("TPU v5 lite", 1), overlap=True) is None
-    assert sharding.options(mesh_of("TPU v4", 4), overlap=True) is None
-    assert sharding.options(mesh_of("NVIDIA H100 80GB HBM3", 8), overlap=True) is None
+    for kind, devices in (("TPU v5 lite", 1), ("TPU v4", 4), ("NVIDIA H100 80GB HBM3", 8)):
+        assert sharding.options(mesh_of(kind, devices), overlap=True) is None
     assert sharding.options(Mesh(np.array(jax.devices()), ("data",)), overlap=True) is None
 
 

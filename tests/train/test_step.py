@@ -64,18 +64,6 @@ def test_a_mesh_of_eight_gives_the_step_of_one(model, params):
 
 
 @pytest.mark.slow
-def test_dropout_is_the_same_on_any_mesh(tiny_config, params):
-    batch = random_batch(tiny_config.vocab_size)
-    plan = make_plan(tiny_config)
-    _, alone = step_once(plan, params, batch)
-    mesh = sharding.make_mesh(MeshConfig())
-    with jax.set_mesh(mesh):
-        spread = jax.device_put(params, sharding.shardings(mesh, params))
-        _, together = step_once(plan, spread, sharding.place(batch, ROWS, mesh))
-    np.testing.assert_allclose(together["loss"], alone["loss"], rtol=1e-6)
-
-
-@pytest.mark.slow
 def test_over_data_alone_the_gradients_of_microbatches_are_summed_once(tiny_config, params):
     """And dropout's masks are those of one device."""
     batch = random_batch(tiny_config.vocab_size)

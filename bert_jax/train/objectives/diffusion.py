@@ -40,8 +40,8 @@ class MaskedBatch(NamedTuple):
 class DiffusionObjective(Objective):
     """Each masked token from the others, at mask rates from 0 to 1 (mdm; Sahoo et al. 2024, sections 3.1 to 3.5).
 
-    Each sequence has a rate t ~ U(0,1), and each of its tokens is masked with probability t. The loss is the
-    cross-entropy at masked tokens times 1/t, over the number of all tokens that can be masked (section 3.5 with the
+    A sequence has a rate t ~ U(0,1), and its tokens are masked with probability t. The loss is the cross-entropy at
+    masked tokens times 1/t, over the number of maskable tokens (section 3.5 with the
     log-linear schedule, and Nie et al. 2025, section 2.1). Its expectation is an upper bound on the negative
     log-likelihood of the text, in nats per token. The accuracy has the same weights, so it is the mean over all rates.
     The masks of the shards are undone.
@@ -69,6 +69,7 @@ class DiffusionObjective(Objective):
         return {"mdm": self.maskable(unmasked(batch), batch.sequence_ids).sum().astype(jnp.float32)}
 
     def corrupt(self, batch: Batch, key: PRNGKeyArray) -> MaskedBatch:
+        # Seeds by sequence and position: a packed row gets the masks of its sequences in separate rows.
         start = jax.random.uniform(child_key(key, "mask_rates"))
         seeds = derived_seeds(numbered_seeds(child_key(key, "masks"), batch.sequence_ids), batch.positions)
         rates = mask_rates(spread(start, batch.sequence_ids))
@@ -88,6 +89,7 @@ class DiffusionObjective(Objective):
             rates = mask_rates((start + number / EVALUATION_RATES) % 1)
             return jax.tree.map(jnp.add, total, _term(model, self.masked(batch, text, rates, noise), None)), None
 
+        # A scan, so that the activations of one rate exist at a time.
         numbered = (jnp.arange(EVALUATION_RATES, dtype=jnp.float32), jnp.moveaxis(noise, 2, 0))
         total, _ = jax.lax.scan(add, Term(jnp.zeros(()), {"accuracy": jnp.zeros(())}), numbered)
         return {"mdm": jax.tree.map(lambda value: value / EVALUATION_RATES, total)}
@@ -111,7 +113,7 @@ class DiffusionObjective(Objective):
 
 
 def spread(start: Float[Array, ""], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
-    """Returns (start + i/N) mod 1 at the positions of sequence i of the batch's N sequences, in row order."""
+    """Returns (start + i/N) mod 1 at the positions of sequence i; the batch's N sequences are counted in row order."""
     count = jnp.maximum(sequence_ids.max(axis=1).sum(), 1)
     return (start + sequence_numbers(sequence_ids).astype(jnp.float32) / count) % 1
 

@@ -144,7 +144,7 @@ class DistilledObjective(Objective):
             terms = terms | {SOFT: Term(soft, {})}
         if HIDDEN in self._weights:
             read, ours = encoded["student"]  # the rows of the batch, or their parts, such as single choices
-            if "teacher" not in encoded:
+            if "teacher" not in encoded:  # a comparison without soft targets does not run the teacher
                 model.teacher.encode(read)
             theirs = encoded["teacher"][1]
             total, real = jnp.zeros(()), (read.sequence_ids > 0).astype(jnp.float32)

@@ -36,10 +36,9 @@ class MaskedLMObjective(Objective):
     """Masked language modeling (mlm), next sentence prediction (nsp) and the span boundary objective (sbo).
 
     Args:
-        next_sentence: adds the prediction of the next sentence (Devlin et al. 2019, section 3.1). The labels may be
-            those of sentence order (ALBERT; Lan et al. 2020, section 3.1): head and loss are the same. False for
-            shards without labels (full_sentences), as in RoBERTa (Liu et al. 2019, section 4.2), and with
-            config.objective.next_sentence=false: the term then counts nothing and adds nothing.
+        next_sentence: adds the prediction of the next sentence (Devlin et al. 2019, section 3.1), or of the sentence
+            order (ALBERT; Lan et al. 2020, section 3.1), by the shards' labels. False for shards without labels, as in
+            RoBERTa (Liu et al. 2019, section 4.2): the term then counts nothing and adds nothing.
         span_boundary: predicts each token of a masked span also from the positions around the span (SpanBERT; Joshi et
             al. 2020, section 3.2). Needs shards with masked spans, or raises UserError.
         z_loss: the weight of mlm's z-loss.
@@ -76,7 +75,7 @@ class MaskedLMObjective(Objective):
         return counts | z_entry(self.z_loss, counts["mlm"])
 
     def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
-        # The last layer is computed only at the positions that a head reads.
+        # The last layer is computed only at positions that a head reads.
         vectors = model.encode_at(batch, jnp.concatenate(self.positions(batch), axis=1), dropout_key)
         return self.terms_of(model, vectors, batch)
 
@@ -87,6 +86,7 @@ class MaskedLMObjective(Objective):
 
     def terms_of(self, model: Bert, vectors: Float[Array, "B K D"], batch: Batch) -> Terms:
         """Computes the terms from the last layer's vectors at `positions`, one group after another."""
+        # The groups in the order of `positions`: M masked tokens, S starts, and twice M around spans.
         ends = np.cumsum([part.shape[1] for part in self.positions(batch)])[:-1]
         masked, first, *around = jnp.split(vectors, ends, axis=1)
         sums = vocabulary_sums(vocabulary_product(model, masked), batch.masked_ids, batch.masked_weights)
@@ -141,6 +141,7 @@ class CausalLMObjective(Objective):
         return counts | z_entry(self.z_loss, counts["lm"])
 
     def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
+        # The state at position i predicts token i + 1.
         text = unmasked(batch)
         hidden = model.encode(batch._replace(input_ids=text), dropout_key).last
         sums = token_sums(model, hidden[:, :-1], text[:, 1:], continues(batch.sequence_ids))
@@ -159,7 +160,7 @@ def unmasked(batch: Batch) -> Int[Array, "B T"]:
 def token_sums(
     model: Bert, hidden: Float[Array, "B T D"], ids: Int[Array, "B T"], weights: Float[Array, "B T"]
 ) -> VocabularySums:
-    """Returns vocabulary_sums of one token per position."""
+    """Returns vocabulary_sums for one token per position."""
     return vocabulary_sums(vocabulary_product(model, hidden), ids, weights)
 
 

@@ -19,7 +19,7 @@ Counts = dict[str, Array]  # the denominator of each term, float32
 
 
 class Term(NamedTuple):
-    """One term of a loss: float32 sums over the rows of a batch, which the term's count divides."""
+    """A loss term: float32 sums over a batch's rows, which the term's count divides."""
 
     loss: Float[Array, ""]
     metrics: dict[str, Float[Array, ""]]  # by name, such as accuracy; logged as TERM_NAME
@@ -58,10 +58,10 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def counts(self, batch: Any) -> Counts:
-        """Returns the denominator of each term, from the batch alone.
+        """Returns the denominators of the terms, from the batch alone.
 
-        The denominators must be known for the whole global batch before its first microbatch is differentiated: only
-        then does no mesh, microbatch or short row change the gradient.
+        They must be known for the whole global batch before its first microbatch is differentiated: only then does no
+        mesh, microbatch or short row change the gradient.
         """
 
     @abc.abstractmethod
@@ -78,12 +78,12 @@ class Objective(abc.ABC):
 
     @property
     def predicts_all(self) -> bool:
-        """Whether the logits of all positions are computed, and not only at the batch's masked_positions."""
+        """Whether logits are computed at all positions, and not only at the batch's masked_positions."""
         return False
 
     @property
     def compares_rows(self) -> bool:
-        """Whether a row's loss depends on the other rows of its batch, which may then not be split in parts."""
+        """Whether a row's loss depends on its batch's other rows; the batch may then not be split."""
         return False
 
     @property
@@ -93,7 +93,7 @@ class Objective(abc.ABC):
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """The names of all metrics in logs, results and reports: `loss`, TERM_loss and TERM_METRIC."""
+        """All metrics' names in logs, results and reports: `loss`, TERM_loss and TERM_METRIC."""
         terms = self.term_metrics.items()
         return ("loss", *(f"{term}_{name}" for term, metrics in terms for name in ("loss", *metrics)))
 
@@ -139,11 +139,10 @@ class Objective(abc.ABC):
         return batch
 
     def corrupt(self, batch: Any, key: PRNGKeyArray) -> Any:
-        """Samples the changes of a training batch at each step, such as masks; evaluation does not call it.
+        """Samples the changes of a training batch, such as masks; evaluation does not call it.
 
-        It is called inside the compiled step, on the global batch and with the step's key, before the batch is split
-        into microbatches. The sample is therefore the same on any mesh and for any number of microbatches. Every array
-        of the result is [B, ...].
+        The compiled step calls it with the step's key on the global batch, before it is split into microbatches. So the
+        sample is the same on any mesh and for any number of microbatches. Arrays of the result are [B, ...].
         """
         return batch
 
@@ -169,6 +168,7 @@ def extended_batch(objective: Objective, batch: Any) -> Any:
 
 def total_loss(terms: Terms, counts: Counts, weights: Mapping[str, float] = NO_WEIGHTS) -> Float[Array, ""]:
     """Adds up the terms in the order of the counts: sum / count * weight."""
+    # In a fixed order, since sums of floating-point numbers depend on it.
     total = jnp.float32(0)
     for name, count in counts.items():
         mean = terms[name].loss / _divisor(count)

@@ -39,13 +39,13 @@ CAUSAL, MASKED = "causal", "mlm"  # the objectives that share all parameters
 
 
 class NextTokenBatch(Batch):
-    """A batch of a causal phase. Its type tells the phase, since phases compile programs of their own."""
+    """A batch in a causal phase. Its type tells the phase, since phases compile different programs."""
 
     predicts: ClassVar = "next tokens"
 
 
 class MaskedTokenBatch(Batch):
-    """A batch of a masked phase."""
+    """A batch in a masked phase."""
 
     predicts: ClassVar = "masked tokens"
 
@@ -60,10 +60,9 @@ class PhasedObjective(Objective):
     """Next tokens in some phases of a run (lm) and masked tokens in others (mlm), e.g. causal first, then masked.
 
     All phases train the encoder and the masked-token head. In a causal phase the encoder attends to earlier positions
-    only, and the head predicts the next token. Ettin's decoders have the same head as its encoders, and are trained
-    further as encoders, and the encoders as decoders (Weller et al. 2025, ModernBertDecoderForCausalLM in
-    transformers). AntLM alternates between both losses and attention masks in one model, which is otherwise the same
-    (Yu et al. 2024). Next-sentence prediction is not supported: its parameters would get no gradient in a causal phase,
+    only, and the head predicts the next token, as when Ettin trains its encoders further as decoders (Weller et al.
+    2025, ModernBertDecoderForCausalLM in transformers), or AntLM alternates between both losses and attention masks (Yu
+    et al. 2024). Next-sentence prediction is not supported: its parameters would get no gradient in a causal phase,
     while weight decay would shrink them.
 
     A batch's type tells its phase (batch_at). Other batches count as masked.
@@ -118,9 +117,6 @@ def is_causal(batch: Any) -> bool:
     return isinstance(batch, NextTokenBatch)
 
 
-# The pretraining objectives by name. Pretraining, evaluation and planning all call `pretraining_objective`.
-
-
 WITH_MASKS = ("mlm", "replaced_tokens", "diffusion")  # objectives that predict tokens from both sides
 EXAMPLE = "{0: causal, 5000: mlm}"
 
@@ -145,10 +141,13 @@ Build = Callable[[Any, ModelConfig, Sequence[ShardTraits], PretrainConfig], Obje
 
 
 def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
-    """Builds config.objective for a model and the data sets of all phases, followed by the held-out ones.
+    """Builds config.objective. Pretraining, evaluation and planning all call it.
 
-    `auto` is the encoder's own objective (EncoderConfig.objective), else causal for a causal model, and mlm for any
-    other. Raises UserError for an objective that does not fit the model, the configuration or the shards.
+    Args:
+        shards: all phases' data sets, followed by the held-out ones.
+
+    Raises:
+        UserError: the objective does not fit the model, the configuration or the shards.
     """
     options = resolved(config.objective, model)
     if model.directions > 1 and options.kind in WITH_MASKS:
@@ -163,31 +162,34 @@ def resolved(options: ObjectiveConfig, model: ModelConfig) -> ObjectiveConfig:
     """Returns the objective that `auto` means for a model; another one as it is."""
     if options.kind != "auto":
         return options
+    # The encoder's own objective, else next tokens for a causal model and masked tokens for any other.
     return ObjectiveConfig.kinds[model.encoder.objective or (CAUSAL if model.causal else MASKED)]()
 
 
 def _phased(options: Phases, model: ModelConfig, shards: Sequence[ShardTraits], config: PretrainConfig) -> Objective:
     phases = schedules.read_steps(options.phases, "config.objective.phases", EXAMPLE)
-    start = f"config.objective.phases is {options.phases}"
-    for name in phases.values:
-        if name not in TYPES:
-            raise UserError(f"{start}: {name!r} cannot be a phase; choose from {CAUSAL}, {MASKED}")
-    if phases.values[-1] != MASKED:
-        raise UserError(
-            f"{start}, and its last phase is {phases.values[-1]}. End with {MASKED}, such as {EXAMPLE}, or train a "
-            "causal model: --config.objective=causal --config.model.causal=true"
+    last, unknown = phases.values[-1], [name for name in phases.values if name not in TYPES]
+    problem = ""
+    if unknown:
+        problem = f": {unknown[0]!r} cannot be a phase; choose from {CAUSAL}, {MASKED}"
+    elif last != MASKED:
+        problem = (
+            f", and its last phase is {last}. End with {MASKED}, such as {EXAMPLE}, or train a causal model: "
+            "--config.objective=causal --config.model.causal=true"
         )
-    if model.encoder.kind != "transformer":
-        raise UserError(
-            f"{start}, whose phases set the attention mask, but model.encoder={model.encoder.kind} has no attention. "
-            "Use --config.model.encoder=transformer"
+    elif model.encoder.kind != "transformer":
+        problem = (
+            f", whose phases set the attention mask, but model.encoder={model.encoder.kind} has no attention. Use "
+            "--config.model.encoder=transformer"
         )
-    if model.causal:
-        raise UserError(f"{start}, but the model is causal in all phases; use --config.model.causal=false")
+    elif model.causal:
+        problem = ", but the model is causal in all phases; use --config.model.causal=false"
+    elif best := config.checkpoint.best:  # phases measure different losses
+        problem = f", but checkpoint.best={best} compares evaluations of the whole run; leave it out"
+    if problem:
+        raise UserError(f"config.objective.phases is {options.phases}{problem}")
     if CAUSAL in phases.values:
         check_text("phases", shards)
-    if best := config.checkpoint.best:
-        raise UserError(f"checkpoint.best={best} compares evaluations of the whole run, but {start}; leave it out")
     return PhasedObjective(phases, z_loss=options.z_loss)
 
 

@@ -20,7 +20,7 @@ from bert_jax.train.objectives.objective import Counts, Objective, Term, Terms
 
 
 class SeededBatch(NamedTuple):
-    """A training batch with the seeds of its samples."""
+    """A training batch with its samples' seeds."""
 
     batch: Batch
     sample_seeds: Any  # u32[B,M,2], one for each prediction
@@ -70,6 +70,7 @@ class ReplacedTokensObjective(Objective):
             seeds = _at_predictions(batch, content_seeds(batch.input_ids, batch.sequence_ids, batch.positions))
         logits = generator_logits(model, batch, batch.masked_positions, dropout_key)
         loss, correct = classification_sums(logits, batch.masked_ids, batch.masked_weights)
+        # Sampling is not differentiated, so the generator is not trained to fool the model (Clark et al. 2020).
         sampled = sample(jax.lax.stop_gradient(logits), seeds)
         ids, replaced = replace(batch, sampled)
         hidden = model.encode(batch._replace(input_ids=ids), dropout_key).last
@@ -88,12 +89,13 @@ def _at_predictions(batch: Batch, seeds: UInt32[Array, "B T 2"]) -> UInt32[Array
 
 
 def sample(logits: Float[Array, "B M V"], seeds: UInt32[Array, "B M 2"]) -> Int[Array, "B M"]:
-    """Samples a token per position from the softmax of its logits, by Gumbel noise."""
+    """Samples a token per position from its logits' softmax, by Gumbel noise."""
     return jnp.argmax(logits + gumbel(seeds, logits.shape), axis=-1).astype(jnp.int32)
 
 
 def replace(batch: Batch, sampled: Int[Array, "B M"]) -> tuple[Int[Array, "B T"], Bool[Array, "B T"]]:
     """Puts these tokens at the masked positions; returns the ids, and which of them are not the original."""
+    # With the samples as the original tokens, undoing the masks fills them in.
     text = unmasked(batch)
     filled = unmasked(batch._replace(masked_ids=sampled))
     return filled, filled != text

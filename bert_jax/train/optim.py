@@ -1,8 +1,8 @@
-"""Builds the Optax chain of a configuration, the factors of single parameters, and the moving average.
+"""Optimizers, learning-rate schedules and the moving average of the parameters.
 
-Read first rate_factors and decays, the learning-rate factor and the weight decay of a parameter by rules over paths;
-then build, whose chain gives a direction without the learning rate; then apply_updates, and last the schedules of the
-learning rate.
+Read in this order: rate_factors and decays, by rules over parameter paths; build, whose Optax chain turns gradients
+into a direction without the learning rate (train/update_directions.py); apply_updates; learning_rate. All are pure
+functions of arrays and work on any mesh: XLA inserts the reductions over sharded axes.
 """
 
 import dataclasses
@@ -19,7 +19,8 @@ from bert_jax.config import InverseSqrtSchedule, Muon, OptimizerConfig, WSDSched
 from bert_jax.errors import UserError
 from bert_jax.model.layers import flatten
 from bert_jax.train import rules
-from bert_jax.train.optim.directions import (
+from bert_jax.train.rules import Trained
+from bert_jax.train.update_directions import (
     hidden_matrices,
     map_by_path,
     scale_by_adam,
@@ -27,7 +28,6 @@ from bert_jax.train.optim.directions import (
     scale_by_stable_adam,
     scale_by_trust_ratio,
 )
-from bert_jax.train.rules import Trained
 
 _WITHOUT_DECAY = tuple((pattern, 0.0) for pattern in rules.BIASES_AND_NORMS)
 
@@ -37,14 +37,19 @@ def rate_factors(
 ) -> dict[str, Any] | None:
     """Returns the learning-rate factors of parameters, in rules.per_layer's form, or None if all are 1.
 
-    A factor of 0 freezes its parameter. The factor is the product of trainable (rules.trainable), config.rates and
-    config.layer_decay. With layer decay, each layer learns at layer_decay times the rate of the layer above it, the
-    embeddings at layer_decay times the rate of the first layer, and the heads at the full rate (Howard and Ruder 2018,
-    section 3.2; Clark et al. 2020, appendix B). params may be abstract. Raises UserError for rules that rules.check
-    rejects.
+    A factor is the product of `trainable`, config.rates and config.layer_decay; 0 freezes its parameter.
+
+    Args:
+        params: the parameters, which may be abstract.
+        trainable: factors 0 and 1 by rules.trainable; None: all are 1.
+
+    Raises:
+        UserError: rules.check refuses config.rates.
     """
     trees = [] if trainable is None else [trainable]
     if config.layer_decay != 1.0:
+        # A layer learns at layer_decay times the rate of the layer above it, the embeddings below all layers, and the
+        # heads at the full rate (Howard and Ruder 2018, section 3.2; Clark et al. 2020, appendix B).
         decay = config.layer_decay
         trees.append(rules.per_layer(rules.by_depth(lambda depth: decay**depth, params, 1.0), params))
     if rates := rules.check(config.rates, "optimizer.rates", params):
@@ -59,9 +64,12 @@ def decays(config: OptimizerConfig, params: dict[str, Any]) -> dict[str, Any]:
     """Returns the weight decay of parameters, in rules.per_layer's form.
 
     The first matching rule of config.decays decides. Otherwise biases and normalization parameters have no decay, and
-    all others have config.weight_decay. params may be abstract, and a part of the model's (rules.Trained.abstract).
-    Raises UserError for rules that rules.check rejects; `build` refuses rules that match no parameter.
+    all others have config.weight_decay. `params` may be abstract, and a part of the model (rules.Trained.abstract).
+
+    Raises:
+        UserError: rules.check refuses config.decays.
     """
+    # Without params: a part may lack parameters that a rule is for. `build` checks the rules against the whole model.
     own = rules.check(config.decays, "optimizer.decays")
     return rules.per_layer((*own, *_WITHOUT_DECAY, (r".*", config.weight_decay)), params)
 
@@ -85,10 +93,6 @@ def weight_decay_warning(config: OptimizerConfig, params: dict[str, Any]) -> str
     )
 
 
-# The exponential moving average often evaluates better than the latest parameters, above all before the learning rate
-# has decayed.
-
-
 def first_average(decay: float, params: dict[str, Any]) -> dict[str, Any] | None:
     """Copies the parameters as the average before the first step; None for a decay of 0."""
     return jax.tree.map(jnp.copy, params) if decay > 0.0 else None
@@ -97,9 +101,10 @@ def first_average(decay: float, params: dict[str, Any]) -> dict[str, Any] | None
 def next_average(decay: float, step: Int[Array, ""], average: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
     """Returns the average after update number `step`: d * average + (1 - d) * params (Polyak and Juditsky 1992).
 
-    d is min(decay, (1 + step) / (10 + step)), as in tf.train.ExponentialMovingAverage with num_updates, so that the
-    random initial parameters quickly lose their influence.
+    It often evaluates better than the latest parameters, above all before the learning rate has decayed.
     """
+    # d grows from 1/10, as in tf.train.ExponentialMovingAverage with num_updates, so that the random initial
+    # parameters quickly lose their influence.
     share = jnp.minimum(decay, (1.0 + step) / (10.0 + step)).astype(jnp.float32)
     # In this form the average of an unchanged value, such as a frozen parameter, stays bitwise identical.
     return jax.tree.map(lambda old, new: old + (1.0 - share) * (new - old), average, params)
@@ -114,9 +119,15 @@ def build(
 ) -> optax.GradientTransformation:
     """Returns clipping by global norm (none if clip_norm is 0), followed by OPTIMIZERS[config.kind].
 
-    The resulting updates are the direction to subtract, including decoupled weight decay; the caller multiplies them by
-    the learning rate. `params` may be abstract; `trained` is their updated part (None: all). Raises UserError for a
-    warmup below 0, for decays that match no parameter, and for muon if the model has no matrix that it orthogonalizes.
+    The updates are the direction to subtract, decoupled weight decay included. The caller multiplies them by the
+    learning rate.
+
+    Args:
+        params: the model's parameters, which may be abstract.
+        trained: the part of them that is updated; None: all.
+
+    Raises:
+        UserError: the warmup is below 0, decays match no parameter, or muon finds no matrix to orthogonalize.
     """
     if config.schedule.warmup_steps < 0:
         raise UserError("optimizer.schedule.warmup_steps is -1, which is for fine-tuning. Use 0 or more")
@@ -159,13 +170,10 @@ OPTIMIZERS: dict[str, Build] = {"adamw": adamw, "lamb": lamb, "muon": muon, "sta
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
-    """Scales all gradients by min(1, max_norm / norm) (Pascanu et al. 2013, algorithm 1).
-
-    optax.clip_by_global_norm divides every gradient and then selects, which costs another pass over all gradients on a
-    CPU; this version multiplies by a single factor.
-    """
+    """Scales all gradients by min(1, max_norm / norm) (Pascanu et al. 2013, algorithm 1)."""
 
     def clip(updates: Any, params: Any = None) -> Any:
+        # One multiplication. optax.clip_by_global_norm divides every gradient and then selects: one more pass on a CPU.
         factor = jnp.minimum(1.0, max_norm / jnp.maximum(optax.tree.norm(updates), jnp.finfo(jnp.float32).tiny))
         return jax.tree.map(lambda update: update * factor, updates)
 
@@ -173,14 +181,12 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
 
 
 def add_decay(decays: dict[str, Any]) -> optax.GradientTransformation:
-    """Adds decay * parameter to each update; a decay is a number or, for stacked layers, an array [L, 1, ...]."""
+    """Adds decay * parameter to the updates; a decay is a number or, for stacked layers, an array [L, 1, ...]."""
 
-    def add(updates: Any, params: Any = None) -> Any:
-        return jax.tree.map(
-            lambda update, param, decay: update + decay * param if decay.any() else update, updates, params, decays
-        )
+    def add(update: Array, param: Array, decay: Any) -> Array:
+        return update + decay * param if decay.any() else update
 
-    return optax.stateless(add)
+    return optax.stateless(lambda updates, params: jax.tree.map(add, updates, params, decays))
 
 
 def apply_updates(
@@ -195,24 +201,17 @@ def apply_updates(
     return jax.tree.map(lambda value, change, factor: value - (rate * factor) * change, params, direction, factors)
 
 
-# Learning-rate schedules as functions of the step and of the completed fraction of the run.
-#
-# Because a schedule depends on the fraction, runs limited by minutes, tokens and steps share the same code.
-
-
 def learning_rate(config: OptimizerConfig, step: Int[Array, ""], fraction: Float[Array, ""]) -> Float[Array, ""]:
-    """Returns the learning rate of a step: the peak times the smaller of a warmup ramp and a decaying schedule.
+    """Returns a step's learning rate: the peak times a warmup ramp or a decaying schedule, whichever is smaller.
 
-    `step` is the number of completed steps, and `fraction` the completed fraction of the run, from 0 to 1. The peak is
-    config.learning_rate, and the schedule ends at schedule.final_share of it.
+    Because a schedule depends on the fraction, runs limited by minutes, tokens and steps share the same code. It ends
+    at schedule.final_share of the peak, config.learning_rate.
 
-    With warmup_steps, the ramp is (step + 1) / warmup_steps and the schedule starts with the run, as in
-    google-research/bert, optimization.py. Two details differ from that file, which replaces the schedule by the ramp
-    during warmup and whose first step has rate 0: taking the minimum avoids a jump at the end of the ramp, and this
-    ramp is one step ahead. With warmup_share, the ramp takes that share of the run and the schedule runs over the rest,
-    as in fairseq (polynomial_decay) and transformers (get_linear_schedule_with_warmup).
+    Args:
+        step: the number of completed steps.
+        fraction: the completed fraction of the run, from 0 to 1.
 
-    The schedules, where x is the completed share of the schedule:
+    The schedules, with x for the completed share of the schedule:
 
       linear        1 - x
       cosine        (1 + cos(pi x)) / 2 (Loshchilov and Hutter 2017, equation 5, without restarts)
@@ -226,9 +225,14 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""], fraction: Float
     """
     schedule = config.schedule
     if schedule.warmup_share > 0:
+        # The schedule runs over the rest of the run, as in fairseq (polynomial_decay) and transformers
+        # (get_linear_schedule_with_warmup).
         ramp = fraction / schedule.warmup_share
         done = jnp.clip((fraction - schedule.warmup_share) / (1.0 - schedule.warmup_share), 0.0, 1.0)
     else:
+        # The schedule starts with the run, as in google-research/bert, optimization.py. That file replaces the schedule
+        # by the ramp during warmup, and its first step has rate 0. Here the ramp is one step ahead, and the minimum
+        # below avoids a jump at its end.
         ramp, done = (step + 1) / max(schedule.warmup_steps, 1), fraction
     if isinstance(schedule, InverseSqrtSchedule):
         done = jnp.maximum(ramp, 1.0)
@@ -252,7 +256,7 @@ SHAPES: dict[str, Callable[[Float[Array, ""]], Float[Array, ""]]] = {
 
 
 def warmup_warning(config: OptimizerConfig, steps: int) -> str:
-    """Returns a warning if a run of this many steps (0: unknown) ends within its warmup; otherwise an empty text."""
+    """Returns a warning if a run of `steps` steps (0: unknown) ends within its warmup; otherwise an empty text."""
     if not 0 < steps < config.schedule.warmup_steps:
         return ""
     return (
@@ -263,11 +267,12 @@ def warmup_warning(config: OptimizerConfig, steps: int) -> str:
 
 
 def with_token_shares(config: OptimizerConfig, tokens: float) -> OptimizerConfig:
-    """Turns the schedule's warmup_tokens and decay_tokens into shares of a run of `tokens` tokens.
+    """Turns the schedule's warmup_tokens and decay_tokens into shares of the run's `tokens`.
 
-    A run that ends by tokens counts its completed fraction in tokens, so its schedule is one of shares. Raises
-    UserError for counts above the run's, and if the run ends by steps or minutes (tokens=0).
+    Raises:
+        UserError: a count exceeds `tokens`, or the run ends by steps or minutes (tokens=0).
     """
+    # A run that ends by tokens counts its completed fraction in tokens, so its schedule is one of shares.
     changes: dict[str, Any] = {}
     for name in ("warmup_tokens", "decay_tokens"):
         count = getattr(config.schedule, name, 0.0)

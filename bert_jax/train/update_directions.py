@@ -1,9 +1,9 @@
 """Update directions: Adam, per-tensor trust ratios (LAMB, StableAdamW), and Muon.
 
-The parameters of all layers are stacked in arrays [L, ...]; queries, keys and values share one array [.., 3, N, H], and
-so do the two halves of a gated feed-forward [.., 2, F]. Optimizers that take a tensor's norm or orthogonalize a matrix
-treat these tensors separately, so that their updates equal those of a model with a module per tensor: own_axes and
-hidden_matrices distinguish axes that index tensors from axes within one.
+One array holds several tensors: layers are stacked, [L, ...], queries, keys and values share [.., 3, N, H], and the
+halves of a gated feed-forward share [.., 2, F]. Optimizers that take a tensor's norm or orthogonalize a matrix treat
+these tensors separately, so that updates equal those of a model with a module per tensor. own_axes and hidden_matrices
+distinguish axes that index tensors from axes within one.
 """
 
 import functools
@@ -21,8 +21,8 @@ from jaxtyping import Array, Float
 from bert_jax.config import OptimizerConfig
 from bert_jax.train import rules, sharding
 
-# For one layer, without the leading layer axis: a path pattern, the number of axes, and then the axis that indexes
-# fused parts (or None), the matrix's input axes and its output axes.
+# For one layer, without the leading layer axis: a path pattern, the number of axes, then the axis that indexes fused
+# parts (or None), the matrix's input axes and its output axes.
 _MATRICES: tuple[tuple[str, int, tuple[int | None, tuple[int, ...], tuple[int, ...]]], ...] = (
     (r"attention/qkv/kernel$", 4, (1, (0,), (2, 3))),  # [D, 3, N, H]
     (r"attention/output/kernel$", 3, (None, (0, 1), (2,))),  # [N, H, D]
@@ -51,7 +51,7 @@ class Matrices(NamedTuple):
 
 def hidden_matrices(path: str, ndim: int) -> Matrices | None:
     """Returns the matrix layout of an encoder attention or feed-forward kernel, or None for any other parameter."""
-    if rules.stack_of(path) is None:
+    if rules.stack_path(path) is None:
         return None
     for pattern, axes, (part, inputs, outputs) in _MATRICES:
         if ndim == axes + 1 and re.search(pattern, path):
@@ -62,7 +62,7 @@ def hidden_matrices(path: str, ndim: int) -> Matrices | None:
 
 def own_axes(path: str, ndim: int) -> tuple[int, ...]:
     """Returns the axes within one tensor; a norm over them gives one value for each tensor of the array."""
-    parts = set() if rules.stack_of(path) is None else {0}
+    parts = set() if rules.stack_path(path) is None else {0}
     if matrices := hidden_matrices(path, ndim):
         parts = set(matrices.parts)
     elif parts and any(ndim == axes + 1 and re.search(pattern, path) for pattern, axes in _PARTS_OF_BIASES):
@@ -82,14 +82,15 @@ UpdateCounts = Mapping[str, Array] | None
 def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
     """Returns the transformation from gradients to Adam's direction (Kingma and Ba 2015, algorithm 1).
 
-    The direction is first moment / (sqrt(second moment) + epsilon), and the state optax.ScaleByAdamState. Without
-    config.bias_correction the moments, which start at zero, are used uncorrected, as in google-research/bert,
-    optimization.py, AdamWeightDecayOptimizer. Step t is then (1 - beta1^t) / sqrt(1 - beta2^t) times as long: with
-    beta1=0.9 and beta2=0.999, three to seven times in the first hundred steps. Zhang et al. 2021, section 4, describe
-    the effect on fine-tuning.
+    The direction is first moment / (sqrt(second moment) + epsilon), and the state optax.ScaleByAdamState.
 
-    `update` accepts `update_counts`, the number of each parameter's updates by path, this one included, for parameters
-    that begin to train after the first step (train/rules.py). Their bias is corrected by that number.
+    Without config.bias_correction, moments that start at zero are used as they are, as in google-research/bert,
+    optimization.py, AdamWeightDecayOptimizer. Step t is then (1 - beta1^t) / sqrt(1 - beta2^t) times as long: with
+    beta1=0.9 and beta2=0.999, three to seven times in the first hundred steps (Zhang et al. 2021, section 4, describe
+    the effect on fine-tuning).
+
+    `update` accepts `update_counts`, by which it corrects the bias of parameters that begin to train after the first
+    step (train/rules.py): the number of a parameter's updates by path, this one included.
     """
     corrected = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
 
@@ -103,6 +104,7 @@ def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
     ) -> tuple[Any, Any]:
         if config.bias_correction and update_counts is None:
             return corrected.update(gradients, state, params)
+        # The same in steps, since optax neither leaves the bias nor counts updates by parameter.
         mean = optax.tree.update_moment(gradients, state.mu, config.beta1, 1)
         square = optax.tree.update_moment_per_elem_norm(gradients, state.nu, config.beta2, 2)
         following = optax.ScaleByAdamState(state.count + 1, mean, square)
@@ -130,17 +132,19 @@ def _without_bias(moment: Any, decay: float, count: Array, update_counts: Update
 def scale_by_trust_ratio() -> optax.GradientTransformation:
     """Multiplies each tensor's update by |parameter| / |update| (You et al. 2020, algorithm 2, with phi the identity).
 
-    Norms are taken separately for layers, for queries, keys and values, and for the two halves of a gated feed-forward.
-    Updates of biases and normalization parameters are unchanged, as in google-research/albert, lamb_optimizer.py, which
-    excludes parameters without weight decay. This differs from optax.scale_by_trust_ratio, which takes one norm of a
-    whole stack and also scales biases.
+    optax.scale_by_trust_ratio takes one norm of a whole stack instead, and also scales biases.
     """
 
+    def norm(array: Array, axes: tuple[int, ...]) -> Array:
+        return jnp.sqrt(jnp.square(array.astype(jnp.float32)).sum(axis=axes, keepdims=True))
+
     def scale(path: str, update: Array, param: Array) -> Array:
+        # google-research/albert, lamb_optimizer.py, leaves out parameters without weight decay: biases and norms.
         if any(re.search(pattern, path) for pattern in rules.BIASES_AND_NORMS):
             return update
         axes = own_axes(path, update.ndim)
-        length, step = _norm(param, axes), _norm(update, axes)
+        length, step = norm(param, axes), norm(update, axes)
+        # The divisor is never 0, since both branches of a `where` are computed.
         ratio = length / jnp.where(step > 0, step, 1.0)
         return update * jnp.where((length > 0) & (step > 0), ratio, 1.0)
 
@@ -150,9 +154,9 @@ def scale_by_trust_ratio() -> optax.GradientTransformation:
 def scale_by_stable_adam(config: OptimizerConfig, decays: dict[str, Any]) -> optax.GradientTransformation:
     """Returns StableAdamW: Adam's step plus weight decay, divided by max(1, RMS) (Wortsman et al. 2023, algorithm 2).
 
-    RMS is the root mean square of g / max(sqrt(u), epsilon) over one tensor of one layer (queries, keys and values
-    separately), where u is the second moment. It exceeds 1 if gradients are larger than their history predicts, as
-    before a loss spike. This replaces clipping by the gradient norm. The state is optax.ScaleByAdamState.
+    RMS is the root mean square of g / max(sqrt(u), epsilon) over one tensor (own_axes), where u is the second moment.
+    It exceeds 1 if gradients are larger than their history predicts, as before a loss spike. This replaces clipping by
+    the gradient norm. The state is optax.ScaleByAdamState.
     """
     adam = scale_by_adam(config)
 
@@ -172,10 +176,6 @@ def scale_by_stable_adam(config: OptimizerConfig, decays: dict[str, Any]) -> opt
     return optax.GradientTransformationExtraArgs(adam.init, update)
 
 
-def _norm(array: Float[Array, "..."], axes: tuple[int, ...]) -> Float[Array, "..."]:
-    return jnp.sqrt(jnp.square(array.astype(jnp.float32)).sum(axis=axes, keepdims=True))
-
-
 # Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon), section "Newton-Schulz": a quintic with coefficients
 # that maximize its slope at 0, iterated five times.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -190,12 +190,7 @@ class MuonState(NamedTuple):
 
 
 def scale_by_muon(momentum: float) -> optax.GradientTransformation:
-    """Returns the transformation that orthogonalizes the Nesterov momentum of hidden matrices.
-
-    Every array must consist of hidden matrices (hidden_matrices); otherwise the update raises ValueError. Each update
-    [in, out] is multiplied by 0.2 sqrt(max(in, out)) (Liu et al. 2025), so that one learning rate, warmup and weight
-    decay suit both these matrices and the parameters that AdamW updates. Jordan's factor, sqrt(max(1, out / in)),
-    requires a separate learning rate.
+    """Returns the transformation that orthogonalizes hidden matrices' Nesterov momentum.
 
     The result equals torch.optim.Muon with adjust_lr_fn="match_rms_adamw" on each matrix, except that torch computes in
     bfloat16, as Jordan 2024 does. optax.contrib.muon differs in its first steps because it corrects the bias of both
@@ -208,10 +203,9 @@ def scale_by_muon(momentum: float) -> optax.GradientTransformation:
     def update(gradients: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
         mean = jax.tree.map(lambda old, new: momentum * old + (1 - momentum) * new, state.mu, gradients)
         ahead = jax.tree.map(lambda old, new: momentum * old + (1 - momentum) * new, mean, gradients)
-        stacks = map_by_path(_stacked, ahead)
-        # Every device orthogonalizes its share of the matrices. Those of one shape are divided together, since the
-        # layers of one parameter alone are often fewer than the devices.
-        leaves, structure = jax.tree.flatten(stacks)
+        # [K, R, C] for each array, R <= C. Every device orthogonalizes its share of the matrices. Matrices of one shape
+        # are divided together, since the layers of one parameter alone are often fewer than the devices.
+        leaves, structure = jax.tree.flatten(map_by_path(_stacked, ahead))
         by_shape: dict[tuple[int, int], list[int]] = {}
         for number, stack in enumerate(leaves):
             by_shape.setdefault(stack.shape[1:], []).append(number)
@@ -244,8 +238,7 @@ def orthogonalize(matrices: Float[Array, "... R C"]) -> Float[Array, "... R C"]:
 def _stacked(path: str, array: Array) -> Float[Array, "K R C"]:
     """Returns an array's matrices, one after another, with no more rows than columns."""
     axes = hidden_matrices(path, array.ndim)
-    if axes is None:
-        raise ValueError(f"{path} is not a hidden matrix; Muon updates only attention and feed-forward kernels")
+    assert axes, f"{path} is no hidden matrix"
     rows, columns = axes.sizes(array)
     stack = array.transpose(axes.order).reshape(-1, rows, columns)
     return stack if rows <= columns else stack.mT
@@ -257,4 +250,8 @@ def _unstacked(path: str, array: Array, stack: Float[Array, "K R C"]) -> Array:
     assert axes
     rows, columns = axes.sizes(array)
     ordered = (stack if rows <= columns else stack.mT).reshape([array.shape[axis] for axis in axes.order])
+    # The factor of Liu et al. 2025 lets one learning rate, warmup and weight decay suit these matrices and the
+    # parameters that AdamW updates; Jordan's, sqrt(max(1, out / in)), requires a separate learning rate.
+    # The factor of Liu et al. 2025 lets one learning rate, warmup and weight decay suit these matrices and the
+    # parameters that AdamW updates; Jordan's, sqrt(max(1, out / in)), requires a separate learning rate.
     return UPDATE_SCALE * math.sqrt(max(rows, columns)) * ordered.transpose(np.argsort(axes.order))

@@ -12,7 +12,7 @@ import pytest
 
 from website.code_blocks import code_blocks
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "pretraining.md"
+PAGE = Path(__file__).parent.parent / "docs" / "pretraining.md"
 FOLLOW, WANDB, MLFLOW = (
     block.code for block in code_blocks(PAGE.read_text(encoding="utf-8")) if block.language == "python"
 )
