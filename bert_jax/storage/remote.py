@@ -289,7 +289,11 @@ class Folder:
                 yield block
 
     def verified_blocks(self, name: str, sha256: str | None, size: int | None = None) -> Iterator[bytes]:
-        """Yields a file's blocks. Raises UserError after the last one if the file's hash or size is wrong."""
+        """Yields a file's blocks.
+
+        Raises:
+            UserError: after the last block, if the file's hash or size is wrong.
+        """
         digest, total = hashlib.sha256(), 0
         for block in self.blocks(name):
             digest.update(block)
