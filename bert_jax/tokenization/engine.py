@@ -158,6 +158,7 @@ class ChunkCache:
         for index, keys in exceptions.items():
             if keys is not None:
                 encoded[index] = b"".join(map(self._cache.__getitem__, keys))
+        # np.insert expects all positions in the array before the insertion, and keeps the order of equal positions.
         order = sorted(exceptions)
         begins = (np.cumsum(counts) - counts)[order]
         added, lengths = self._joined([encoded[index] for index in order])
@@ -324,7 +325,7 @@ def template(
 
 
 def refuse_surrogates(texts: Iterable[str]) -> None:
-    """Raises UserError for text with a lone surrogate, which UTF-8 cannot represent.
+    """Refuses text with a lone surrogate, which UTF-8 cannot represent.
 
     Python decodes terminal input that is not valid UTF-8 to such text.
     """
