@@ -358,6 +358,7 @@ def _first_character(utf8: bytes) -> tuple[int, int] | None:
     if utf8[0] < 0xC0:
         return None
     size = 2 if utf8[0] < 0xE0 else 3 if utf8[0] < 0xF0 else 4
+    # The first byte of a character with `size` bytes holds its highest 7 - size bits, and all others hold 6.
     low = utf8[0] & (0x7F >> size)
     present = list(itertools.takewhile(lambda byte: 0x80 <= byte < 0xC0, utf8[1:size]))
     for byte in present:

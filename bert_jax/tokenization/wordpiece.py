@@ -284,6 +284,8 @@ class LongestMatch:
         width = len(characters) + 1
         rows, first, last = [], 0, _INSIDE + 1  # the states on this level
         while first < last:
+            # An edge is numbered by its state on this level and its column. Tokens with a common prefix share edges,
+            # and each distinct edge leads to a new state on the next level.
             edge = (state - first) * width + spelling.columns[at]
             used = np.zeros((last - first) * width, bool)
             used[edge] = True
@@ -312,6 +314,7 @@ class LongestMatch:
         spelling = self._spell(words)
         encodable = spelling.has_columns() & (spelling.ends - spelling.begins <= self._longest)
         owners, ids = self._walk(spelling, np.flatnonzero(encodable))
+        # `owners` ascends, so word i has the ids between the first places for i and for i + 1, here counted in bytes.
         bounds = (np.searchsorted(owners, np.arange(len(words) + 1)) * np.dtype(self._dtype).itemsize).tolist()
         joined = ids.astype(self._dtype).tobytes()
         return [joined[first:last] or None for first, last in itertools.pairwise(bounds)]
@@ -357,6 +360,7 @@ class LongestMatch:
         unknown = np.zeros(len(spelling.begins), bool)
         unknown[owner[lost]] = True
         valid = lost | ~unknown[owner]
+        # Rounds emitted the ids, so a word's ids are apart but in order. A stable sort keeps this order.
         order = np.argsort(owner[valid], kind="stable")
         return owner[valid][order], np.where(lost, np.int32(self._unknown_id), match)[valid][order]
 
