@@ -173,11 +173,13 @@ def location(address: str | PurePath) -> Location:
             f"{text}: runs are kept on disks and in {known}, not in {scheme[0]}. Use a local folder, or "
             f"{STORES[0].scheme}BUCKET/NAME (docs/resuming.md)"
         )
+    problem = ""
     if not all(bucket_and_name(text.rstrip("/"))):
-        raise UserError(f"{text} names no folder in a bucket. Use {store.scheme}BUCKET/NAME")
-    if importlib.util.find_spec(store.package) is None:
-        hint = install_hint(store.extra)
-        raise UserError(f"{text} is in {store.name}, which needs the package {store.package}: {hint}")
+        problem = f"names no folder in a bucket. Use {store.scheme}BUCKET/NAME"
+    elif importlib.util.find_spec(store.package) is None:
+        problem = f"is in {store.name}, which needs the package {store.package}: {install_hint(store.extra)}"
+    if problem:
+        raise UserError(f"{text} {problem}")
     import fsspec
 
     # Otherwise etils prefers TensorFlow, if it is installed, and fsspec does not see what others write.
@@ -449,11 +451,13 @@ def named_folder(address: str | PurePath, kind: Literal["checkpoint", "tokenizer
         ) from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            raise UserError(
+            problem = (
                 f"cannot download {name} to the cache of the Hugging Face Hub: {error.strerror or error}. Free some "
                 "space, correct its mode, or set HF_HOME to another folder"
-            ) from None
-        raise UserError(
-            f"{local}, and the Hugging Face Hub cannot be reached ({first_line(error)}). Download the model where "
-            f"there is a network (hf download {name} --local-dir DIR) and give DIR"
-        ) from None
+            )
+        else:
+            problem = (
+                f"{local}, and the Hugging Face Hub cannot be reached ({first_line(error)}). Download the model where "
+                f"there is a network (hf download {name} --local-dir DIR) and give DIR"
+            )
+        raise UserError(problem) from None

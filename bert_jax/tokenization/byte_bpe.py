@@ -129,14 +129,17 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
     """
     model = content["model"]
     splitter = content.get("pre_tokenizer") or {}
+    options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
+    problem = ""
     if splitter.get("type") != "ByteLevel" or not splitter.get("use_regex", True):
-        raise UserError(
+        problem = (
             f"its model is BPE with pre_tokenizer {splitter.get('type')}. Only ByteLevel with GPT-2's regular "
             "expression is supported. If the folder has a SentencePiece .model, give that file"
         )
-    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback"):
-        if model.get(option):
-            raise UserError(f"its model has {option} {model[option]!r}, which is not supported. Save it without")
+    elif option := next((name for name in options if model.get(name)), None):
+        problem = f"its model has {option} {model[option]!r}, which is not supported. Save it without"
+    if problem:
+        raise UserError(problem)
     added = added_tokens(content)
     known = {*model["vocab"], *(token.content for token in added)}
     roles = named_roles(settings, known, *_usual_roles(known))
