@@ -253,6 +253,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             unfinished.rename(path)
         except BaseException as error:
             _add_path(error, path)
+            # Removed while the lock is held, so that it cannot be another job's file.
             unfinished.unlink(missing_ok=True)
             raise
 

@@ -287,7 +287,8 @@ class StoredHold(Hold):
         self._writing = threading.Lock()
         written = False
         try:
-            while not written:  # another run may be faster
+            # Another run may be faster. Only a look afterwards tells whose record the store granted.
+            while not written:
                 seen = self._wait_for_end(False, report, TIMES.poll_stored)
                 self._objects.write(HOLDER_FILE, self._record.encoded(), seen and seen.version)
                 seen = self._look()
@@ -325,6 +326,7 @@ def hold(folder: Location, report: Report) -> Iterator[Hold]:
     Raises:
         Held: another run holds the folder. The message names it.
     """
+    # Links and relative paths to one folder must find the same hold: a second lock in this process would be refused.
     key = os.path.realpath(folder) if isinstance(folder, Path) else str(folder)
     outer = _held_here.get(key)
     if outer is not None and outer.thread == threading.get_ident():

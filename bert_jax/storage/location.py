@@ -210,6 +210,7 @@ def is_store_failure(error: BaseException | None) -> bool:
         package = type(cause).__module__.split(".")[0]
         if isinstance(cause, MemoryError) or package in ("jax", "jaxlib"):
             return False  # a device's error, although jax's errors have the codes in _STATUS, too
+        # A missing file and a full local disk are OSErrors too, but the store has answered or was not involved.
         missing = isinstance(cause, FileNotFoundError)
         of_os = isinstance(cause, OSError) and not missing and cause.errno not in _DISK_FULL
         if of_os or package in _CLIENTS or _STATUS.search(str(cause)):

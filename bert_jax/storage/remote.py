@@ -407,6 +407,8 @@ def _find_remote(pattern: str) -> list[FoundFile]:
     if not first:
         raise UserError(f"{pattern}: the bucket may not contain wildcards. Name it")
     store, _ = open_store(pattern)
+    # Without a wildcard, the name itself is looked up. With one, everything below the last folder before it is listed,
+    # recursively only if the pattern goes on below that level.
     if first == len(parts):
         infos = [store.get_file_info("/".join(parts))]
     else:
