@@ -74,7 +74,11 @@ def json_bytes(value: Any) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads the object in a JSON file. Raises UserError if the file is missing, damaged or holds another value."""
+    """Reads a JSON file that holds an object.
+
+    Raises:
+        UserError: the file is missing, is not valid JSON, or holds another type.
+    """
     try:
         return parse_json(path.read_bytes(), str(path))
     except FileNotFoundError as error:
@@ -82,7 +86,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(content: bytes, name: str) -> dict[str, Any]:
-    """Parses the object in a JSON file's content. Raises UserError, with the file's name, for anything else."""
+    """Parses a JSON file's content, which must be an object.
+
+    Raises:
+        UserError: the content is anything else. The message names the file.
+    """
     try:
         values = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
@@ -93,11 +101,13 @@ def parse_json(content: bytes, name: str) -> dict[str, Any]:
 
 
 def refuse_existing(output: Path) -> None:
-    """Raises UserError if an output cannot be created.
+    """Checks that an output can be created.
 
-    It exists (nothing is overwritten), is in an object store, or its name is reserved for unfinished outputs or is not
-    UTF-8 (Arrow cannot open such a file).
+    Raises:
+        UserError: the output exists (nothing is overwritten) or is in an object store, or its name is not UTF-8 or is
+            reserved for unfinished outputs.
     """
+    # Arrow opens files by UTF-8 names only, so it would fail after hours of work.
     try:
         str(output).encode()
     except UnicodeEncodeError:
@@ -117,15 +127,16 @@ def refuse_existing(output: Path) -> None:
 
 
 def refuse_inside(output: Path, folder: Path) -> None:
-    """Raises UserError for an output inside a finished folder, whose files are all listed in it."""
+    """Refuses an output inside a finished folder, because that folder lists all its files."""
     if Path(os.path.realpath(output)).is_relative_to(os.path.realpath(folder)) and output != folder:
         raise UserError(f"output {output} is inside {folder}. Choose an --output outside of it")
 
 
 def lock(path: Path, mode: str = "ab") -> IO[bytes]:
-    """Opens a file that one job at a time may have open. Closing it, or the end of the process, releases the lock.
+    """Opens and locks a file. Closing it, or the end of the process, releases the lock.
 
-    Raises UserError while another job holds the lock, or if that job has just renamed or removed the file.
+    Raises:
+        UserError: another job holds the lock, or has just renamed or removed the file.
     """
     try:
         with contextlib.ExitStack() as closing:
@@ -146,10 +157,13 @@ def _locked(unfinished: Path) -> UserError:
 
 
 def try_lock(file: IO[bytes], operation: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool:
-    """Locks an open file until it is closed or its process ends. Raises BlockingIOError if another process has.
+    """Locks an open file until it is closed or its process ends.
 
     Returns:
-        False, without a lock, on a file system that has none: Lustre and NFS are often mounted so.
+        False if the file system has no locks, as Lustre and NFS are often mounted.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
     """
     try:
         fcntl.flock(file, operation)
@@ -218,7 +232,10 @@ def atomic_folder(directory: str | Path) -> Iterator[Path]:
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Opens FILE.incomplete for sequential writing and renames it to FILE at the end. An exception removes it.
 
-    The leftover of a killed run is overwritten. Raises UserError if FILE exists or another job is writing it.
+    The leftover of a killed run is overwritten.
+
+    Raises:
+        UserError: FILE exists, or another job is writing it.
     """
     refuse_existing(path)
     unfinished = incomplete_path(path)
@@ -226,6 +243,8 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     with lock(unfinished) as file:
         try:
             refuse_existing(path)  # the previous holder of the lock may have finished
+            # The lock needs an open file, and opening for writing would empty another job's file before the lock is
+            # ours. So the file is opened for appending, and emptied only now.
             file.seek(0)
             file.truncate()
             yield file
@@ -234,6 +253,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             unfinished.rename(path)
         except BaseException as error:
             _add_path(error, path)
+            # Removed while the lock is held, so that it cannot be another job's file.
             unfinished.unlink(missing_ok=True)
             raise
 
@@ -277,16 +297,23 @@ def suffixes(path: str) -> tuple[str, str]:
 
 
 def decompressed(stored: BinaryFile, suffix: str, buffer_bytes: int = _BUFFER_BYTES) -> io.BufferedReader:
-    """Decompresses an open file with one of SUFFIXES and closes it in the end. Reading raises DamagedFile."""
+    """Decompresses an open file with one of SUFFIXES. Closing the result closes the file.
+
+    Raises:
+        DamagedFile: when the result is read, not here.
+    """
     source = pa.CompressedInputStream(stored, "zstd") if suffix == ".zst" else _Streams(stored, suffix)
     return io.BufferedReader(_Decompressed(stored, source.read), buffer_bytes)
 
 
 def read_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]:
-    """Yields a local or remote file's decompressed content. `on_read` gets the number of stored bytes behind a block.
+    """Yields a local or remote file's decompressed content.
+
+    Args:
+        on_read: called after every block with the number of stored bytes read for it.
 
     Raises:
-        DamagedFile: at the damage, once all content before it has been yielded.
+        DamagedFile: the file is damaged. All content before the damage is yielded first.
         OSError: as `open_file` does.
     """
     compression = suffixes(path)[1]
@@ -415,9 +442,10 @@ _LOCK = "lock"
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Makes a folder in the folder for temporary files (TMPDIR), and removes it at the end.
+    """Makes a temporary folder in TMPDIR and removes it at the end.
 
-    Raises UserError if none can be made, for example because the disk is full.
+    Raises:
+        UserError: no folder can be made, e.g. because the disk is full.
     """
     prefix = f"bert_jax-staging-{socket.gethostname()}-"  # another host's locks may not be seen here
     try:
@@ -454,7 +482,7 @@ def is_pickle(name: str | PurePath) -> bool:
 
 
 def refuse_pickle(path: Path) -> None:
-    """Raises UserError, with the reason and a way to convert it, if a path is a file of pickled weights."""
+    """Refuses a file of pickled weights. The message tells why, and how to convert it."""
     if path.is_file() and is_pickle(path):
         raise pickle_error(path.parent, path.name)
 

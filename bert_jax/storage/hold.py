@@ -62,7 +62,8 @@ class Record:
         return json.dumps(dataclasses.asdict(self)).ljust(RECORD_BYTES - 1).encode() + b"\n"
 
     def has_ended(self, here: "Record", locked: bool) -> bool:
-        """Whether the process is known to have ended. `locked`: `here` got the lock, which a live one would hold."""
+        """Whether the process has certainly ended. `locked`: `here` got the lock, which a live process would hold."""
+        # Another machine's processes cannot be seen here, and its locks may not show.
         if self.boot != here.boot:
             return False
         if not locked and self.pid_namespace == here.pid_namespace:
@@ -115,7 +116,7 @@ class Seen(NamedTuple):
 
 
 class Hold:
-    """A folder that this process holds until `release`. Raises Held if another run holds it.
+    """A folder that this process holds until `release`.
 
     A thread renews the lease: the modification time of holder.json. The file system's locks may be missing, or may not
     show on other machines (NFS, Lustre, mounted buckets). There a run takes the folder over once it has watched the
@@ -124,6 +125,9 @@ class Hold:
     Args:
         report: prints a line if it takes as long as a lease to find out whether another run is alive.
         record: the content of holder.json; by default, this process.
+
+    Raises:
+        Held: another run holds the folder.
     """
 
     def __init__(self, folder: Location, report: Report, record: Record | None = None) -> None:
@@ -138,7 +142,11 @@ class Hold:
         self._renewing.start()
 
     def check(self) -> None:
-        """Raises NoLongerHeld if another run has replaced this one. Call it before writing into the folder."""
+        """Checks that this run still holds the folder. Call it before you write into the folder.
+
+        Raises:
+            NoLongerHeld: another run has replaced this one, or holder.json was removed.
+        """
         if why := self._why_lost():
             raise NoLongerHeld(why)
 
@@ -170,6 +178,7 @@ class Hold:
                 os.pwrite(file.fileno(), self._record.encoded(), 0)
                 os.truncate(file.fileno(), RECORD_BYTES)
                 os.fsync(file.fileno())
+                # Without locks, another run may have read the file before this write. Whoever wrote last holds it.
                 if not locked:
                     time.sleep(TIMES.settle)
                 if (seen := self._look()) is not None:
@@ -278,7 +287,8 @@ class StoredHold(Hold):
         self._writing = threading.Lock()
         written = False
         try:
-            while not written:  # another run may be faster
+            # Another run may be faster. Only a look afterwards tells whose record the store granted.
+            while not written:
                 seen = self._wait_for_end(False, report, TIMES.poll_stored)
                 self._objects.write(HOLDER_FILE, self._record.encoded(), seen and seen.version)
                 seen = self._look()
@@ -311,8 +321,12 @@ _held_here: dict[str, Hold] = {}
 def hold(folder: Location, report: Report) -> Iterator[Hold]:
     """Creates and holds a folder. The thread that holds it may call this again, and gets the same hold.
 
-    A new folder is removed at the end if it is empty. Raises Held, which names the holder, if another run holds it.
+    A new folder is removed at the end if it is empty.
+
+    Raises:
+        Held: another run holds the folder. The message names it.
     """
+    # Links and relative paths to one folder must find the same hold: a second lock in this process would be refused.
     key = os.path.realpath(folder) if isinstance(folder, Path) else str(folder)
     outer = _held_here.get(key)
     if outer is not None and outer.thread == threading.get_ident():
@@ -368,16 +382,30 @@ class GoogleObjects:
         self._store = store
 
     def read(self, name: str) -> Seen | None:
-        """Reads an object; None if it does not exist. Raises OSError if the store refuses or does not answer."""
+        """Reads an object.
+
+        Returns:
+            None if the object does not exist.
+
+        Raises:
+            OSError: the store refuses or does not answer.
+        """
         with _os_errors("read", ValueError, TimeoutError):  # ValueError: the store refuses
             answer = self._store.read(name).result(timeout=_ANSWER_SECONDS)
         return Seen(answer.value, answer.stamp.generation) if answer.state == "value" else None
 
     def write(self, name: str, content: bytes | None, expected: Any) -> None:
-        """Writes an object, or removes it (None), if it has the expected version (None: if it does not exist).
+        """Writes an object if its version is the expected one.
 
-        Nothing is returned, because an answer would not decide: if a request is repeated because its answer was lost,
-        the second one fails. Raises OSError as `read` does.
+        Nothing is returned, because the answer may mislead: if it is lost, the client repeats the request, and the
+        second one fails although the first one succeeded. Read the object to learn which write won.
+
+        Args:
+            content: None removes the object.
+            expected: None if the object should not exist yet.
+
+        Raises:
+            OSError: the store refuses or does not answer.
         """
         with _os_errors("write", ValueError, TimeoutError):
             condition = _ABSENT if expected is None else expected

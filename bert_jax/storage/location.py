@@ -61,12 +61,12 @@ _accessible = set[str]()  # buckets, and folders in S3, that check_access has li
 
 
 def store_of(address: str | PurePath) -> Store | None:
-    """Returns an address's store; None for a path on disk, or another scheme."""
+    """The address's store, or None if it is on disk or has another scheme."""
     return next((store for store in STORES if str(address).startswith(store.scheme)), None)
 
 
 def bucket_and_name(path: str | PurePath) -> tuple[str, str]:
-    """Returns the bucket of a path in a store, and the path within it."""
+    """Splits a path in a store into its bucket and the name within it."""
     bucket, _, name = str(path).partition("://")[2].partition("/")
     return bucket, name
 
@@ -173,11 +173,13 @@ def location(address: str | PurePath) -> Location:
             f"{text}: runs are kept on disks and in {known}, not in {scheme[0]}. Use a local folder, or "
             f"{STORES[0].scheme}BUCKET/NAME (docs/resuming.md)"
         )
+    problem = ""
     if not all(bucket_and_name(text.rstrip("/"))):
-        raise UserError(f"{text} names no folder in a bucket. Use {store.scheme}BUCKET/NAME")
-    if importlib.util.find_spec(store.package) is None:
-        hint = install_hint(store.extra)
-        raise UserError(f"{text} is in {store.name}, which needs the package {store.package}: {hint}")
+        problem = f"names no folder in a bucket. Use {store.scheme}BUCKET/NAME"
+    elif importlib.util.find_spec(store.package) is None:
+        problem = f"is in {store.name}, which needs the package {store.package}: {install_hint(store.extra)}"
+    if problem:
+        raise UserError(f"{text} {problem}")
     import fsspec
 
     # Otherwise etils prefers TensorFlow, if it is installed, and fsspec does not see what others write.
@@ -198,7 +200,7 @@ def is_stored(path: PurePath) -> bool:
 
 
 def absolute(path: Location) -> Location:
-    """Returns the absolute path; one in a store is absolute."""
+    """Makes a path on disk absolute. A path in a store already is."""
     return path.absolute() if isinstance(path, Path) else path
 
 
@@ -208,6 +210,7 @@ def is_store_failure(error: BaseException | None) -> bool:
         package = type(cause).__module__.split(".")[0]
         if isinstance(cause, MemoryError) or package in ("jax", "jaxlib"):
             return False  # a device's error, although jax's errors have the codes in _STATUS, too
+        # A missing file and a full local disk are OSErrors too, but the store has answered or was not involved.
         missing = isinstance(cause, FileNotFoundError)
         of_os = isinstance(cause, OSError) and not missing and cause.errno not in _DISK_FULL
         if of_os or package in _CLIENTS or _STATUS.search(str(cause)):
@@ -217,11 +220,15 @@ def is_store_failure(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def store_errors(path: PurePath, action: str, then: str = "Run the same command again") -> Iterator[None]:
-    """Explains a store's error in one line: cannot `action`, why, and `then` the advice. A disk's error passes.
+    """Explains a store's error in one line. Errors from a disk pass unchanged.
+
+    Args:
+        action: completes "cannot ...", e.g. "write gs://bucket/file".
+        then: the advice at the end of the line.
 
     Raises:
         UserError: the store denies permission.
-        RunAgain: it refuses otherwise or does not answer.
+        RunAgain: the store refuses for another reason, or does not answer.
     """
     try:
         yield
@@ -253,7 +260,11 @@ def write_json(path: Location, value: Any) -> None:
 
 
 def read_json(path: Location) -> dict[str, Any]:
-    """Reads the object in a JSON file. Raises UserError if the file is missing, damaged or holds another value."""
+    """Reads a JSON file that holds an object.
+
+    Raises:
+        UserError: the file is missing, is not valid JSON, or holds another type.
+    """
     if isinstance(path, Path):
         return files.read_json(path)
     try:
@@ -272,10 +283,10 @@ def remove_folder(path: Location) -> None:
 
 
 def replace_folder(target: Location, save: Callable[[Path], None]) -> None:
-    """Replaces a folder's files by those that `save` writes into its argument.
+    """Replaces a folder's files by new ones, which `save` writes into a folder that it is given.
 
-    On disk, the folder appears complete or not at all. In a store, unchanged files are not written, so their readers
-    notice nothing; a kill can leave some of the files.
+    On disk, the folder appears complete or not at all. In a store, a kill can leave some of the files. Unchanged files
+    are not written again there, so that their readers notice nothing.
     """
     if isinstance(target, Path):
         remove_folder(target)
@@ -314,9 +325,10 @@ def upload_folder(source: Path, target: Location) -> None:
 
 
 def download_folder(source: Location, target: Path) -> None:
-    """Copies all files below a folder in a store to one on disk, which appears only if there are any.
+    """Copies all files below a stored folder to disk. Without any file, `target` is not created.
 
-    Raises UserError if the disk is full.
+    Raises:
+        UserError: the disk is full.
     """
     store, names, relative = _files_below(source)
     try:
@@ -366,7 +378,7 @@ def local_folder(path: Location) -> Path:
 def _read_files(paths: Iterable[Location]) -> Iterator[tuple[str, bytes]]:
     """Yields the name and content of each file, except those that disappear meanwhile."""
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # another process may remove a listed file
             yield path.name, path.read_bytes()
 
 
@@ -440,11 +452,13 @@ def named_folder(address: str | PurePath, kind: Literal["checkpoint", "tokenizer
         ) from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            raise UserError(
+            problem = (
                 f"cannot download {name} to the cache of the Hugging Face Hub: {error.strerror or error}. Free some "
                 "space, correct its mode, or set HF_HOME to another folder"
-            ) from None
-        raise UserError(
-            f"{local}, and the Hugging Face Hub cannot be reached ({first_line(error)}). Download the model where "
-            f"there is a network (hf download {name} --local-dir DIR) and give DIR"
-        ) from None
+            )
+        else:
+            problem = (
+                f"{local}, and the Hugging Face Hub cannot be reached ({first_line(error)}). Download the model where "
+                f"there is a network (hf download {name} --local-dir DIR) and give DIR"
+            )
+        raise UserError(problem) from None

@@ -289,7 +289,11 @@ class Folder:
                 yield block
 
     def verified_blocks(self, name: str, sha256: str | None, size: int | None = None) -> Iterator[bytes]:
-        """Yields a file's blocks. Raises UserError after the last one if the file's hash or size is wrong."""
+        """Yields a file's blocks.
+
+        Raises:
+            UserError: after the last block, if the file's hash or size is wrong.
+        """
         digest, total = hashlib.sha256(), 0
         for block in self.blocks(name):
             digest.update(block)
@@ -403,6 +407,8 @@ def _find_remote(pattern: str) -> list[FoundFile]:
     if not first:
         raise UserError(f"{pattern}: the bucket may not contain wildcards. Name it")
     store, _ = open_store(pattern)
+    # Without a wildcard, the name itself is looked up. With one, everything below the last folder before it is listed,
+    # recursively only if the pattern goes on below that level.
     if first == len(parts):
         infos = [store.get_file_info("/".join(parts))]
     else:

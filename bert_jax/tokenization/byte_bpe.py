@@ -119,20 +119,27 @@ class ByteBPESpec(TokenList):
 
 
 def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase: bool | None) -> ByteBPESpec:
-    """Reads a tokenizer.json; `settings` name the special tokens.
+    """Reads a tokenizer.json.
 
-    Raises UserError for another kind of BPE, or if it does not split text as GPT-2 does.
+    Args:
+        settings: tokenizer_config.json and the files next to it, which name the special tokens.
+
+    Raises:
+        UserError: it is another kind of BPE, or does not split text as GPT-2 does.
     """
     model = content["model"]
     splitter = content.get("pre_tokenizer") or {}
+    options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
+    problem = ""
     if splitter.get("type") != "ByteLevel" or not splitter.get("use_regex", True):
-        raise UserError(
+        problem = (
             f"its model is BPE with pre_tokenizer {splitter.get('type')}. Only ByteLevel with GPT-2's regular "
             "expression is supported. If the folder has a SentencePiece .model, give that file"
         )
-    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback"):
-        if model.get(option):
-            raise UserError(f"its model has {option} {model[option]!r}, which is not supported. Save it without")
+    elif option := next((name for name in options if model.get(name)), None):
+        problem = f"its model has {option} {model[option]!r}, which is not supported. Save it without"
+    if problem:
+        raise UserError(problem)
     added = added_tokens(content)
     known = {*model["vocab"], *(token.content for token in added)}
     roles = named_roles(settings, known, *_usual_roles(known))
@@ -163,7 +170,11 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
 def from_files(
     vocabulary: Mapping[str, int], merges_file: Path, settings: Mapping[str, Any], lowercase: bool | None
 ) -> ByteBPESpec:
-    """Reads the content of vocab.json, and merges.txt. Raises UserError if merges.txt is missing or broken."""
+    """Builds a specification from the content of vocab.json and the file merges.txt.
+
+    Raises:
+        UserError: merges.txt is missing or broken, or is not byte-level.
+    """
     refuse_contradiction(lowercase, False)
     if not merges_file.exists():
         raise UserError(f"byte-level BPE needs {merges_file.name} in the same folder. Download it too")
@@ -172,12 +183,13 @@ def from_files(
     except UnicodeDecodeError as error:
         raise UserError(f"{merges_file} is not UTF-8 at byte {error.start}. Download it again") from None
     merges = [line.removesuffix("\r") for line in lines if line and not line.startswith("#version")]
+    problem = ""
     if wrong := [line for line in merges if len(line.split(" ")) != 2]:
-        raise UserError(f"{merges_file} has the line {wrong[0][:40]!r}, not two tokens. Download it again")
-    if any(line.endswith("</w>") for line in merges):
-        raise UserError(
-            f"{merges_file.name} marks the ends of words (</w>), as XLM does. Only byte-level BPE is supported"
-        )
+        problem = f"has the line {wrong[0][:40]!r}, not two tokens. Download it again"
+    elif any(line.endswith("</w>") for line in merges):
+        problem = "marks the ends of words (</w>), as XLM does. Only byte-level BPE is supported"
+    if problem:
+        raise UserError(f"{merges_file} {problem}")
     roles = named_roles(settings, vocabulary, *_usual_roles(vocabulary))
     return ByteBPESpec(
         tokens=tokens_by_id(vocabulary),

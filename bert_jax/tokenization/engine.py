@@ -142,27 +142,24 @@ class ChunkCache:
         sources = np.repeat(begins[chunks] - ends[:-1], lengths[chunks]) + np.arange(ends[-1])
         ids, counts = distinct_ids[sources], np.diff(ends[bounds])
         if chunked.exceptions:
-            ids, counts = self._with_exceptions(ids, counts, texts, chunked.exceptions)
+            # Insert the ids of texts outside of the block, whose lines in it are empty: their counts are 0.
+            whole = [index for index, own_keys in chunked.exceptions.items() if own_keys is None]
+            encoded = dict(zip(whole, self._engine.encode([texts[index] for index in whole]), strict=True))
+            for index, own_keys in chunked.exceptions.items():
+                if own_keys is not None:
+                    encoded[index] = b"".join(map(cache.__getitem__, own_keys))
+            # np.insert takes positions in the array before the insertion, and keeps the order of equal ones.
+            order = sorted(encoded)
+            places = (np.cumsum(counts) - counts)[order]
+            added, lengths = self._joined([encoded[index] for index in order])
+            counts[order] = lengths
+            ids = np.insert(ids, np.repeat(places, lengths), added)
+        # Only now, because this block needed them.
         for key in too_long:
             del cache[key]
         if len(cache) > CACHE_CHUNKS // 2:
             self._older, self._cache = cache, {}
         return ids, counts
-
-    def _with_exceptions(
-        self, ids: np.ndarray, counts: np.ndarray, texts: Sequence[str], exceptions: dict[int, list[str] | None]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Inserts the ids and counts of the texts outside of the block."""
-        whole = [index for index, keys in exceptions.items() if keys is None]
-        encoded = dict(zip(whole, self._engine.encode([texts[index] for index in whole]), strict=True))
-        for index, keys in exceptions.items():
-            if keys is not None:
-                encoded[index] = b"".join(map(self._cache.__getitem__, keys))
-        order = sorted(exceptions)
-        begins = (np.cumsum(counts) - counts)[order]
-        added, lengths = self._joined([encoded[index] for index in order])
-        counts[order] = lengths
-        return np.insert(ids, np.repeat(begins, lengths), added), counts
 
     def _joined(self, encoded: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
         width = np.dtype(self._id_dtype).itemsize
@@ -324,7 +321,7 @@ def template(
 
 
 def refuse_surrogates(texts: Iterable[str]) -> None:
-    """Raises UserError for text with a lone surrogate, which UTF-8 cannot represent.
+    """Refuses text with a lone surrogate, which UTF-8 cannot represent.
 
     Python decodes terminal input that is not valid UTF-8 to such text.
     """

@@ -92,6 +92,7 @@ class SentencePieceEngine(Engine):
 
     def encode_special(self, text: str) -> list[int]:
         ids: list[int] = []
+        # The pattern has a group, so `split` returns the special tokens too, between the texts around them.
         for part in self._special_pattern.split(text):
             if part in self._special:
                 ids.append(self._special[part])
@@ -114,7 +115,7 @@ class SentencePieceEngine(Engine):
             library.normalizer = self._normalizer
             library.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
             origin = library.encode(text, add_special_tokens=False).offsets
-            # An empty span lies before the character at its begin.
+            # An empty span lies before the character at which it begins, and may lie at the text's end.
             starts = [begin for begin, _ in origin] + [len(text)]
             ends = [0] + [end for _, end in origin]
             offsets = [(starts[begin], max(starts[begin], ends[end])) for begin, end in offsets]
@@ -125,6 +126,7 @@ class SentencePieceEngine(Engine):
         return self._ids[encoded["ids"]].tolist(), spans
 
     def decode(self, ids: list[int]) -> str:
+        # The model decodes runs of its own pieces. It does not know some special tokens, so these are inserted as text.
         text = ""
         run: list[int] = []
         for index in [*ids, None]:
@@ -164,6 +166,7 @@ def piece_ids(spec: SentencePieceSpec) -> Int64[np.ndarray, "n"]:
     """The tokenizer's ids of the model's pieces."""
     ids = np.arange(len(spec.pieces))
     if spec.fairseq:
+        # The model begins with <unk>, <s> and </s>; fairseq with <s>, <pad>, </s> and <unk>, one token more.
         ids += 1
         ids[:3] = 3, 0, 2
     return ids

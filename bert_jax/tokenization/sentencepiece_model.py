@@ -61,7 +61,11 @@ _CONVERTED = [{"type": "Strip", "strip_left": False, "strip_right": True}, _JOIN
 
 
 def parse(model: bytes) -> Any:
-    """Parses a model. Raises UserError if the bytes are not a SentencePiece model."""
+    """Parses a serialized model.
+
+    Raises:
+        UserError: the bytes are not a SentencePiece model.
+    """
     try:
         parsed = schema.ModelProto.FromString(model)
     except DecodeError:
@@ -93,18 +97,21 @@ class SentencePieceSpec:
 
     def __post_init__(self) -> None:
         trainer, normalizer, known = self.parsed.trainer_spec, self.parsed.normalizer_spec, self.all_tokens()
+        problem = ""
         if trainer.model_type not in _KINDS:
-            raise UserError("its model type is neither Unigram nor BPE. Train the model with one of these types")
-        if self.fairseq and self.pieces[:3] != _FAIRSEQ_HEAD:
-            first = ", ".join(self.pieces[:3])
-            raise UserError(f"its first pieces are {first}; XLM-R's numbering requires <unk>, <s>, </s>")
-        if self.fairseq and self.prepares:
-            raise UserError("XLM-R's numbering supports only the model's own normalization. Train it with nmt_nfkc_cf")
+            problem = "its model type is neither Unigram nor BPE. Train the model with one of these types"
+        elif self.fairseq and self.pieces[:3] != _FAIRSEQ_HEAD:
+            problem = f"its first pieces are {', '.join(self.pieces[:3])}; XLM-R's numbering requires <unk>, <s>, </s>"
+        elif self.fairseq and self.prepares:
+            problem = "XLM-R's numbering supports only the model's own normalization. Train it with nmt_nfkc_cf"
+        elif missing := [token for token in self.roles if token not in known]:
+            problem = f"its pieces lack {', '.join(missing)}. Give a model that is numbered as XLM-R or ALBERT"
+        elif not normalizer.escape_whitespaces or trainer.treat_whitespace_as_suffix:
+            problem = "models that do not mark the beginning of words are not supported. Train with the defaults"
+        if problem:
+            raise UserError(problem)
+        # Last, because with a wrong head XLM-R's numbering itself would repeat tokens.
         refuse_repeated(known)
-        if missing := [token for token in self.roles if token not in known]:
-            raise UserError(f"its pieces lack {', '.join(missing)}. Give a model that is numbered as XLM-R or ALBERT")
-        if not normalizer.escape_whitespaces or trainer.treat_whitespace_as_suffix:
-            raise UserError("models that do not mark the beginning of words are not supported. Train with the defaults")
 
     def __reduce__(self) -> tuple[type["SentencePieceSpec"], tuple[Any, ...]]:
         return SentencePieceSpec, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
@@ -242,8 +249,10 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
     """Reads a tokenizer.json whose model is Unigram, by rebuilding its SentencePiece model.
 
     A file with the step Precompiled was converted from a SentencePiece model. It is read as this model, from which
-    conversions differ in rare white space. Raises UserError if `sentencepiece` does not follow the normalizer or
-    pre-tokenizer.
+    conversions differ in rare white space.
+
+    Raises:
+        UserError: `sentencepiece` cannot reproduce the normalizer or pre-tokenizer.
     """
     known = {piece for piece, _ in content["model"]["vocab"]} | {token.content for token in added_tokens(content)}
     roles = named_roles(settings, known, ROBERTA_ROLES, ALBERT_ROLES, BERT_ROLES)
@@ -264,17 +273,19 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
     splitter = content.get("pre_tokenizer") or {}
     *first, metaspace = splitter.get("pretokenizers") or [splitter]
     split = [part["type"] for part in first] == ["WhitespaceSplit"]
+    # Files of older versions of the library have add_prefix_space instead of prepend_scheme.
+    prefix = metaspace.get("prepend_scheme", "always" if metaspace.get("add_prefix_space", True) else "never")
+    problem = ""
     if metaspace.get("type") != "Metaspace" or metaspace["replacement"] != SPACE or not (split or not first):
         kind = splitter.get("type")
-        raise UserError(f"its model is Unigram with pre_tokenizer {kind}. Only Metaspace with {SPACE} is supported")
-    prefix = metaspace.get("prepend_scheme", "always" if metaspace.get("add_prefix_space", True) else "never")
-    if split and prefix != "always":
-        raise UserError(
-            f"its pre_tokenizer has WhitespaceSplit and prepend_scheme {prefix!r}. Only 'always' is supported"
-        )
-    if not split and steps != [_DROP, _JOIN] and not (rules and steps):
+        problem = f"its model is Unigram with pre_tokenizer {kind}. Only Metaspace with {SPACE} is supported"
+    elif split and prefix != "always":
+        problem = f"its pre_tokenizer has WhitespaceSplit and prepend_scheme {prefix!r}. Only 'always' is supported"
+    elif not split and steps != [_DROP, _JOIN] and not (rules and steps):
         advice = "Give its SentencePiece .model" if rules else "Put WhitespaceSplit before it"
-        raise UserError(f"its pre_tokenizer Metaspace keeps white space that SentencePiece drops. {advice}")
+        problem = f"its pre_tokenizer Metaspace keeps white space that SentencePiece drops. {advice}"
+    if problem:
+        raise UserError(problem)
     if split and not rules:
         rules = white_space_rules()
     model = _unigram_model(content, roles, rules, prefix != "never")

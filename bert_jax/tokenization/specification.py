@@ -157,7 +157,10 @@ def read_settings(directory: Path) -> dict[str, Any]:
     """Reads the settings in a folder's special_tokens_map.json, overridden by those in its tokenizer_config.json.
 
     If they name no tokenizer class, config.json decides it, and its model type, as for AutoTokenizer in transformers.
-    A missing file contributes no settings. Raises UserError if a boolean setting has another value.
+    A missing file contributes no settings.
+
+    Raises:
+        UserError: a boolean setting has another type.
     """
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
@@ -174,7 +177,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
 
 
 def stated_separators(post_processor: Mapping[str, Any] | None) -> int | None:
-    """Number of separators between two texts in tokenizer.json's post_processor; None if it does not say."""
+    """Counts the separators between two texts in tokenizer.json's post_processor; None if it does not say."""
     for step in (post_processor.get("processors") or [post_processor]) if post_processor else ():
         if step["type"] == "TemplateProcessing":
             texts = [index for index, part in enumerate(step["pair"]) if "Sequence" in part]
@@ -202,14 +205,18 @@ def write_settings(
 
 
 def tokens_by_id(vocabulary: Mapping[str, int]) -> tuple[str, ...]:
-    """A vocabulary's tokens in the order of their ids. Raises UserError if the ids are not contiguous from 0."""
+    """Sorts a vocabulary's tokens by id.
+
+    Raises:
+        UserError: the ids are not contiguous from 0.
+    """
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise UserError("its ids are not contiguous from 0. Give a tokenizer whose ids have no gaps")
     return tuple(sorted(vocabulary, key=vocabulary.__getitem__))
 
 
 def refuse_repeated(tokens: Sequence[str]) -> None:
-    """Raises UserError if a token occurs twice."""
+    """Refuses a vocabulary in which a token occurs twice."""
     if len(set(tokens)) < len(tokens):
         repeated, _ = Counter(tokens).most_common(1)[0]
         first, second, *_ = (index for index, token in enumerate(tokens) if token == repeated)
@@ -224,7 +231,7 @@ def added_tokens(content: Mapping[str, Any]) -> tuple[AddedToken, ...]:
 
 
 def check_added_ids(content: Mapping[str, Any], tokens: Sequence[str]) -> None:
-    """Raises UserError if tokenizer.json gives an added token another id than its index in `tokens`.
+    """Refuses a tokenizer.json that gives an added token another id than its index in `tokens`.
 
     With a SentencePiece model this happens if a user added tokens, or if its family has another numbering (CamemBERT).
     """
@@ -241,8 +248,10 @@ def check_added_ids(content: Mapping[str, Any], tokens: Sequence[str]) -> None:
 def named_roles(settings: Mapping[str, Any], known: Container[str], *usual: Roles) -> Roles:
     """The special tokens by role, as a folder's settings name them.
 
-    A role without a setting comes from the set in `usual` that shares the most tokens with the vocabulary. Raises
-    UserError if a role's token is not in the vocabulary.
+    A role without a setting comes from the set in `usual` that shares the most tokens with the vocabulary.
+
+    Raises:
+        UserError: a role's token is not in the vocabulary.
     """
     fallback = max(usual, key=lambda roles: sum(token in known for token in roles))
     tokens: dict[str, Any] = {}
@@ -258,7 +267,7 @@ def named_roles(settings: Mapping[str, Any], known: Container[str], *usual: Role
 
 
 def refuse_contradiction(argument: bool | None, stated: bool | None) -> None:
-    """Raises UserError if --lowercase or --nolowercase contradicts the tokenizer's files."""
+    """Refuses --lowercase or --nolowercase if it contradicts the tokenizer's files."""
     if argument is not None and stated is not None and argument != stated:
         flag = "--lowercase" if argument else "--nolowercase"
         setting = "lower-cases text" if stated else "keeps capitals"
@@ -349,6 +358,7 @@ def _first_character(utf8: bytes) -> tuple[int, int] | None:
     if utf8[0] < 0xC0:
         return None
     size = 2 if utf8[0] < 0xE0 else 3 if utf8[0] < 0xF0 else 4
+    # The first byte of a character with `size` bytes holds its highest 7 - size bits, and all others hold 6.
     low = utf8[0] & (0x7F >> size)
     present = list(itertools.takewhile(lambda byte: 0x80 <= byte < 0xC0, utf8[1:size]))
     for byte in present:

@@ -111,8 +111,9 @@ class WordPieceSpec(TokenList):
 def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: bool | None) -> WordPieceSpec:
     """Reads a tokenizer.json whose model is WordPiece; `config` holds the folder's settings.
 
-    Raises UserError if the normalizer or pre-tokenizer is not BERT's, or if the model's unknown token is not the one in
-    its roles ([UNK]).
+    Raises:
+        UserError: the normalizer or pre-tokenizer is not BERT's, or the unknown token is not the one in its roles
+            ([UNK]).
     """
     model, normalizer = content.get("model") or {}, content.get("normalizer") or {}
     splitter = content.get("pre_tokenizer") or {}
@@ -151,8 +152,10 @@ def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: 
 def from_lines(file: Path, config: Mapping[str, Any], lowercase: bool | None) -> WordPieceSpec:
     """Reads a vocab.txt; `config` holds the folder's settings.
 
-    Without a setting or an argument, a vocabulary without capitals is taken to be lower-cased. Raises UserError if the
-    tokenizer does not split text into words as BERT's does.
+    Without a setting or an argument, a vocabulary without capitals is taken to be lower-cased.
+
+    Raises:
+        UserError: the tokenizer does not split text into words as BERT's does.
     """
     # Settings such as MeCab's: vocab.txt alone does not tell how such a tokenizer finds words.
     for name, known in (("word_tokenizer_type", "basic"), ("subword_tokenizer_type", "wordpiece")):
@@ -242,6 +245,8 @@ class _Spelling(NamedTuple):
 
     def has_columns(self) -> Bool[np.ndarray, "m"]:
         """Which texts are not empty and have only characters with a column."""
+        # Two equal running counts of zeros mean that no character between the two places lacks a column. The count
+        # at the first character includes that character, so it is checked by itself.
         before = np.cumsum(self.columns == 0)
         return (
             (self.begins < self.ends) & (before[self.begins] == before[self.ends - 1]) & (self.columns[self.begins] > 0)
@@ -279,6 +284,8 @@ class LongestMatch:
         width = len(characters) + 1
         rows, first, last = [], 0, _INSIDE + 1  # the states on this level
         while first < last:
+            # An edge is numbered by its state on this level and its column. Tokens with a common prefix share edges,
+            # and each distinct edge leads to a new state on the next level.
             edge = (state - first) * width + spelling.columns[at]
             used = np.zeros((last - first) * width, bool)
             used[edge] = True
@@ -296,13 +303,18 @@ class LongestMatch:
         self._token[ended] = ids
 
     def encode(self, words: Sequence[str]) -> list[bytes | None]:
-        """Returns each word's ids; None for a word that is empty, too long, or has other characters.
+        """Encodes words.
 
-        Raises UnicodeEncodeError for a lone surrogate.
+        Returns:
+            The bytes of every word's ids; None for a word that is empty, too long, or has other characters.
+
+        Raises:
+            UnicodeEncodeError: a word contains a lone surrogate.
         """
         spelling = self._spell(words)
         encodable = spelling.has_columns() & (spelling.ends - spelling.begins <= self._longest)
         owners, ids = self._walk(spelling, np.flatnonzero(encodable))
+        # `owners` ascends, so word i has the ids between the first places for i and for i + 1, here counted in bytes.
         bounds = (np.searchsorted(owners, np.arange(len(words) + 1)) * np.dtype(self._dtype).itemsize).tolist()
         joined = ids.astype(self._dtype).tobytes()
         return [joined[first:last] or None for first, last in itertools.pairwise(bounds)]
@@ -348,6 +360,7 @@ class LongestMatch:
         unknown = np.zeros(len(spelling.begins), bool)
         unknown[owner[lost]] = True
         valid = lost | ~unknown[owner]
+        # Rounds emitted the ids, so a word's ids are apart but in order. A stable sort keeps this order.
         order = np.argsort(owner[valid], kind="stable")
         return owner[valid][order], np.where(lost, np.int32(self._unknown_id), match)[valid][order]
 

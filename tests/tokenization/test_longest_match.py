@@ -1,4 +1,4 @@
-"""Longest match first equals WordPiece of the `tokenizers` library for any vocabulary."""
+"""LongestMatch gives the same ids as WordPiece in the `tokenizers` library, for any vocabulary."""
 
 import string
 
@@ -25,7 +25,7 @@ def match(vocabulary: list[str], *, prefix: str = "##", longest: int = 100, dtyp
 
 
 def by_library(vocabulary: list[str], prefix: str, longest: int, words: list[str]) -> list[list[int]]:
-    """A word at a time by the library's model alone: nothing normalises or parts it."""
+    """Encodes words one by one with the library's model alone, without normalization or splitting."""
     ids = {token: index for index, token in enumerate(vocabulary)}
     model = models.WordPiece(ids, unk_token=UNKNOWN, continuing_subword_prefix=prefix, max_input_chars_per_word=longest)
     library = tokenizers.Tokenizer(model)
@@ -35,9 +35,9 @@ def by_library(vocabulary: list[str], prefix: str, longest: int, words: list[str
 @given(st.lists(tokens, unique=True), st.lists(tokens, unique=True), prefixes, st.lists(words), st.integers(1, 12))
 def test_ids_are_the_librarys(first: list[str], inside: list[str], prefix: str, words: list[str], longest: int) -> None:
     vocabulary = list(dict.fromkeys(["é", "a#", UNKNOWN, *first, *(prefix + token for token in inside), "\n", "a\nb"]))
-    found = match(vocabulary, prefix=prefix, longest=longest).encode(words)
-    wanted = by_library(vocabulary, prefix, longest, words)
-    for word, ids, library in zip(words, found, wanted, strict=True):
+    encoded = match(vocabulary, prefix=prefix, longest=longest).encode(words)
+    expected = by_library(vocabulary, prefix, longest, words)
+    for word, ids, library in zip(words, encoded, expected, strict=True):
         ours = 0 < len(word) <= longest and set(word) <= set(OURS)
         assert (ids is not None) == ours
         if ids is not None:
@@ -48,9 +48,9 @@ def test_ids_are_the_librarys(first: list[str], inside: list[str], prefix: str, 
     ("word", "pieces"),
     [
         ("unaffable", ["un", "##aff", "##able"]),  # the example of google-research/bert, tokenization.py
-        ("unaffablex", [UNKNOWN]),  # its end is of no token, so none of it is known
+        ("unaffablex", [UNKNOWN]),  # no token matches its end, so the whole word is unknown
         ("un", ["un"]),
-        ("aff", [UNKNOWN]),  # known inside of words only
+        ("aff", [UNKNOWN]),  # a token inside of words only
         ("ununun", ["un", "##un", "##un"]),
         ("unaf", ["un", "##a", "##f"]),
         ("unaffaffle", ["un", "##aff", "##affle"]),  # the longest, not the first
@@ -58,9 +58,9 @@ def test_ids_are_the_librarys(first: list[str], inside: list[str], prefix: str, 
 )
 def test_a_word_is_cut_into_the_longest_tokens_from_the_left(word: str, pieces: list[str]) -> None:
     vocabulary = [UNKNOWN, "un", "##un", "##aff", "##able", "##affle", "##a", "##f", "affabl"]
-    found = match(vocabulary).encode([word])[0]
-    assert found is not None
-    assert [vocabulary[index] for index in np.frombuffer(found, np.uint16)] == pieces
+    ids = match(vocabulary).encode([word])[0]
+    assert ids is not None
+    assert [vocabulary[index] for index in np.frombuffer(ids, np.uint16)] == pieces
 
 
 def test_no_words_no_tokens_and_wide_ids() -> None:
