@@ -52,8 +52,10 @@ class BidirectionalLMObjective(Objective):
         return {"forward_lm": count, "backward_lm": count}
 
     def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
+        # Shards may be masked: both directions read and predict the original tokens.
         text = unmasked(batch)
         forward, backward = by_direction(model.encode(batch._replace(input_ids=text), dropout_key).last)
+        # weights[:, i] is 1 if tokens i and i + 1 are of one sequence, so both directions use the same weights.
         weights = continues(batch.sequence_ids)
         sums = {
             "forward_lm": token_sums(model, forward[:, :-1], text[:, 1:], weights),
@@ -70,7 +72,11 @@ class BidirectionalLM(ObjectiveConfig, kind="bidirectional_lm"):
 def bidirectional_lm(
     options: BidirectionalLM, model: ModelConfig, shards: Sequence[ShardTraits], config: PretrainConfig
 ) -> Objective:
-    """Makes the objective (OBJECTIVES). Raises UserError for other encoders, masking options and infilled shards."""
+    """Makes the objective (OBJECTIVES).
+
+    Raises:
+        UserError: the encoder has one direction, an option of masking is set, or shards hold infilled text.
+    """
     if model.directions == 1:
         raise UserError(
             f"config.objective is bidirectional_lm, but model.encoder={model.encoder.kind} has no second direction. "

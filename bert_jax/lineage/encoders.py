@@ -151,7 +151,11 @@ class Encoder(nnx.Module):
         all_layers: bool = False,
         attention_maps: bool = False,
     ) -> Encoded:
-        """Returns the hidden states on these embeddings. Raises UserError if attention maps are requested."""
+        """Returns the hidden states on these embeddings.
+
+        Raises:
+            UserError: attention maps are requested.
+        """
         if attention_maps:
             raise UserError(f"a model with model.encoder={self.config.encoder.kind} has no attention maps")
         return self.stack(hidden, sequence_ids, dropout_key, all_layers)
@@ -185,6 +189,7 @@ class RecurrentEncoder(Encoder):
         self.runtime = runtime
 
     def stack(self, hidden: Float[Array, "B T D"], sequence_ids: Int[Array, "B T"], key: Any, every: bool) -> Encoded:
+        # The first position of a row always starts a sequence, or padding.
         starts = jnp.pad(sequence_ids[:, 1:] != sequence_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
         depth, placement = self.config.layers, self.runtime.placement
         encoder: Any = self.config.encoder
@@ -256,10 +261,11 @@ class FeedForwardEncoder(Encoder):
         encoder: Any = self.config.encoder
         for back in reversed(range(encoder.window)):
             earlier = jnp.pad(hidden, ((0, 0), (back, 0), (0, 0)))[:, :length]
+            # -1 is the id of no sequence, so positions before the row never match.
             ids = jnp.pad(sequence_ids, ((0, 0), (back, 0)), constant_values=-1)[:, :length]
             vectors.append(jnp.where((ids == sequence_ids)[..., None], earlier, 0))  # zeros for another sequence
         graph, stacked = nnx.split(self.layers)
-        # Parameters that are sharded over fsdp are gathered.
+        # The stack has one layer, whose parameters are gathered if they are sharded over fsdp.
         layer = nnx.merge(graph, gathered(jax.tree.map(lambda leaf: leaf[0], stacked), self.runtime))
         last = self.runtime.rematerialized(layer)(jnp.stack(vectors, axis=2))
         return Encoded(last, hidden, last[None] if every else None)

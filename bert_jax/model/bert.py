@@ -46,7 +46,11 @@ class Bert(nnx.Module):
         self._observe: Callable[[Any, Encoded], None] | None = None
 
     def head(self, name: str) -> Any:
-        """Returns the head of that name. Raises UserError if the model lacks it."""
+        """Returns the head of that name.
+
+        Raises:
+            UserError: the model has no such head.
+        """
         names = chosen_heads(self.head_config, self.config)
         if name not in names:
             raise UserError(f"the model has no head {name}; its heads are: {', '.join(names) or 'none'}")
@@ -67,7 +71,15 @@ class Bert(nnx.Module):
     def encode(
         self, batch: Any, dropout_key: DropoutKey = None, *, all_layers: bool = False, attention_maps: bool = False
     ) -> Encoded:
-        """Returns the hidden states of a batch. Raises UserError for rows longer than model.max_positions."""
+        """Returns a batch's hidden states.
+
+        Args:
+            all_layers: keep the output of every layer, not only of the last one.
+            attention_maps: keep the attention probabilities.
+
+        Raises:
+            UserError: rows are longer than model.max_positions.
+        """
         embedded, key = self._embed(batch, dropout_key)
         every = all_layers or self._observe is not None
         options = {"unpacked": is_unpacked(batch), "all_layers": every, "attention_maps": attention_maps}
@@ -96,7 +108,8 @@ class Bert(nnx.Module):
     def embedding_vectors(self, batch: Any, seeds: Seeds) -> Float[Array, "B T E"]:
         """Embeds a batch, without the projection to the width of the layers (model.embedding_width).
 
-        Raises UserError for rows longer than model.max_positions.
+        Raises:
+            UserError: rows are longer than model.max_positions.
         """
         length = batch.input_ids.shape[1]
         if length > self.config.max_positions:
@@ -134,7 +147,8 @@ def abstract_params(config: ModelConfig, heads: Heads) -> dict[str, Any]:
 def bind(config: ModelConfig, heads: Heads, params: dict[str, Any], runtime: Runtime) -> Bert:
     """Returns the module over these parameters, for use inside a function that is jitted or differentiated.
 
-    Raises UserError if params are not those of this architecture and heads, naming the first that differs.
+    Raises:
+        UserError: a parameter is missing, unknown or of another shape; the message names the first.
     """
     graph, abstract = _structure(config, heads, runtime)
     got, wanted = layers.flatten(params), layers.flatten(nnx.to_pure_dict(abstract))
@@ -142,6 +156,7 @@ def bind(config: ModelConfig, heads: Heads, params: dict[str, Any], runtime: Run
         if path not in got or path not in wanted:
             problem = "is missing" if path in wanted else "does not belong to this model"
             raise UserError(f"parameter {path} {problem}; check the model's configuration and heads")
+        # Under shard_map the arrays are one device's shards, so the gathered shape is compared.
         shape = runtime.placement.whole_shape(path, got[path])
         if shape != wanted[path].shape:
             shapes = f"{list(shape)}, but the model expects {list(wanted[path].shape)}"
@@ -151,6 +166,7 @@ def bind(config: ModelConfig, heads: Heads, params: dict[str, Any], runtime: Run
     return nnx.merge(graph, state)
 
 
+# Cached, since each trace of the same model would otherwise build the whole module again.
 @functools.cache
 def _structure(config: ModelConfig, heads: Heads, runtime: Runtime) -> tuple[nnx.GraphDef, nnx.State]:
     return jax.eval_shape(lambda key: nnx.split(Bert(config, heads=heads, runtime=runtime, key=key)), jax.random.key(0))

@@ -29,6 +29,7 @@ def row_seeds(
     key: PRNGKeyArray, shape: tuple[int, ...], rows: int, placement: Placement = ALONE
 ) -> UInt32[Array, "*shape B 2"]:
     """Returns seeds for `rows` rows at `shape` dropout sites; the placement says which rows these are."""
+    # Bits are made for the whole batch and then sliced, so that a row's mask does not depend on the mesh.
     first, every = placement.row_numbers(rows)
     seeds = jax.random.bits(key, (*shape, every, SEED_WORDS), jnp.uint32)
     return jax.lax.dynamic_slice_in_dim(seeds, first, rows, axis=len(shape)) if every > rows else seeds
@@ -157,6 +158,7 @@ _dropout.defvjp(_forward, _backward)
 
 def sequence_numbers(sequence_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
     """Numbers the sequences of a batch from 0, at each position, in the order of its rows."""
+    # Sequences of a row are numbered from 1 and padding is 0, so the maximum is the row's count.
     counts = sequence_ids.max(axis=1)
     before = jnp.cumsum(counts) - counts
     return before[:, None] + jnp.maximum(sequence_ids - 1, 0)

@@ -63,6 +63,7 @@ def visible_keys(
     softmax is over something.
     """
     visible = queries.sequence_ids[:, :, None] == keys.sequence_ids[:, None, :]
+    # Distances are taken in the row. Within one sequence they equal distances in the sequence.
     ahead = keys.in_row[:, None, :] - queries.in_row[:, :, None]
     if window:
         visible &= jnp.abs(ahead) <= window
@@ -91,6 +92,7 @@ def rotate(vectors: Float[Array, "B K N H"], positions: Int[Array, "B K"], base:
     Halves are paired as in GPT-NeoX and ModernBERT. Computed in float32.
     """
     speeds = rotation_speeds(vectors.shape[-1], base)
+    # [B, K, 1, H/2]: all heads rotate alike.
     angles = (positions[:, :, None].astype(jnp.float32) * speeds[None, None])[:, :, None]
     cosine, sine = jnp.cos(angles), jnp.sin(angles)
     first, second = jnp.split(vectors.astype(jnp.float32), 2, axis=-1)
@@ -127,6 +129,7 @@ class RelativeTable(nnx.Module):
         """Returns the float32 bias of the scaled scores. Positions that all rows share are given once (B = 1)."""
         query = query * (1.0 / math.sqrt(query.shape[-1]))
         table = self.table[...].astype(query.dtype)
+        # The query meets 2k + 1 vectors, not T: scores by distance come first and are then put at their keys.
         by_distance = jnp.einsum("bqnh,kh->bnqk", query, table, precision=precision, preferred_element_type=jnp.float32)
         # Distances beyond the limit share the last vector.
         behind = jnp.clip(query_positions[:, :, None] - key_positions[:, None, :], -self.distance, self.distance)
@@ -157,6 +160,7 @@ def distance_bucket(ahead: Int[Array, "*shape"], longest: int) -> Int[Array, "*s
     # constant factor up to `longest`.
     side = BUCKETS // 2
     exact = side // 2
+    # A table by distance, computed once in numpy: a logarithm on a device could round a border to the other side.
     distances = np.arange(max(longest, exact) + 1)
     share = np.log(np.maximum(distances, exact).astype(np.float32) / exact) / math.log(max(longest / exact, 2.0))
     growing = exact + (share * (side - exact)).astype(np.int32)
@@ -238,6 +242,7 @@ class Embeddings(nnx.Module):
             # Sliced as a traced array, since the length of an exported program is symbolic.
             table = jnp.asarray(sinusoids(config.max_positions, config.table_width))
             summed += forms.look_up(table[:length], positions)
+        # A table of one row needs no look-up, so segment ids of other values cannot read past it.
         if config.segment_types == 1:
             summed += self.segment.table[...][None]
         elif config.segment_types:

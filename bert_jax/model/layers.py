@@ -32,7 +32,11 @@ def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the nested dict whose flat form this is. Raises ValueError if one path is the folder of another."""
+    """Returns the nested dict whose flat form this is.
+
+    Raises:
+        ValueError: one path is the folder of another.
+    """
     for path in flat:
         for end, letter in enumerate(path):
             if letter == SEPARATOR and path[:end] in flat:
@@ -89,6 +93,7 @@ class LayerNorm(nnx.Module):
         if self.runtime.compute_dtype == "bfloat16":
             split = operations(self.runtime).splits_norm_gradient
             return layer_norm_narrow(x, scale, bias, self.epsilon, "bfloat16", split)
+        # Two passes: float32 has bits to lose if the mean is much larger than the deviation.
         wide = x.astype(jnp.float32)
         centered = wide - wide.mean(axis=-1, keepdims=True)
         variance = jnp.square(centered).mean(axis=-1, keepdims=True)

@@ -51,6 +51,7 @@ class LowRank(nnx.Module):
     def __call__(self, x: Float[Array, "..."], seeds: Seeds) -> Float[Array, "..."]:
         """Maps [B, T, *in] to [B, T, *out]; without seeds nothing is dropped."""
         forms = operations(self.runtime)
+        # Dropout comes before A only, so that the model's own matmul still reads the whole input.
         narrow = forms.dense(forms.dropout(x, self.config.dropout, seeds), self.a[...], None, self.input_axes)
         return forms.dense(narrow, self.b[...], None, 1) * self.config.scale
 
@@ -67,6 +68,7 @@ def add_adapters(
     """
     if config.lora is None:
         return
+    # A key derived by name: an adapter added elsewhere leaves this one's initial values as they were.
     key = arguments.pop("key")
     for name, (inputs, outputs) in shapes.items():
         if f"{folder}/{name}" in config.lora.matrices:
@@ -84,6 +86,7 @@ def adapted(
     adapter = getattr(module, name + SUFFIX, None)
     if adapter is None:
         return output
+    # Without a stream of its own, every adapter of a layer would drop the same inputs.
     own = None if seeds is None else seeds ^ jnp.uint32(zlib.crc32((name + SUFFIX).encode()))
     return output + adapter(x, own)
 
@@ -94,17 +97,20 @@ def is_adapter(path: str) -> bool:
 
 
 def merge(config: ModelConfig, params: Mapping[str, np.ndarray]) -> tuple[ModelConfig, dict[str, np.ndarray]]:
-    """Returns an equal model without adapters, and its parameters by path."""
+    """Adds the adapters to their matrices: returns an equal model without adapters, and its parameters by path."""
     merged = {path: value for path, value in params.items() if not is_adapter(path)}
     if config.lora is None:
         return config, merged
     for matrix in config.lora.matrices:
         a, b = params[f"{matrix}{SUFFIX}/a"], params[f"{matrix}{SUFFIX}/b"]
+        # Heads and the fused axes are flattened, so that A B is one matmul per layer: [L, in, r] and [L, r, out].
         narrow, wide = a.reshape(len(a), -1, a.shape[-1]), b.reshape(len(b), b.shape[1], -1)
         change = np.float32(config.lora.scale) * (narrow @ wide)  # [L, in, out]
         path, part = kernel_of(matrix)
+        # A copy, since the parameters belong to the caller. Queries, keys and values share a kernel, so the next
+        # matrix may change the same one.
         kernel = np.array(merged[path])
-        # A view of the matrix, so that the addition changes the copied kernel.
+        # A view, so that the addition changes the copied kernel.
         view = kernel if part is None else kernel[:, :, part]
         view += change.reshape(view.shape)
         merged[path] = kernel

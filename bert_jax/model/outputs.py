@@ -34,7 +34,8 @@ class LayerSelection:
     def parse(name: str, layers: int) -> "LayerSelection":
         """Parses a name in LAYERS, a layer number, or mix: [h_0; ...; h_L], the embeddings and all layers.
 
-        Raises UserError for anything else.
+        Raises:
+            UserError: the name is none of these, or needs more layers than the model has.
         """
         every = tuple(range(1, layers + 1))
         if name == MIX:
@@ -47,6 +48,7 @@ class LayerSelection:
             )
         if name.endswith("_last_4") and layers < 4:
             raise UserError(f"--layers is {name}, but the model has {layers} layers. Use last, sum_all or a number")
+        # sum_all leaves out the embeddings: Devlin et al. sum the layers only.
         singles = {"embeddings": (0,), "last": (layers,), "second_to_last": (layers - 1,), "sum_all": every}
         combine = name.removesuffix("_last_4") if name.endswith("_last_4") else "sum"
         return LayerSelection(singles.get(name, every[-4:]), combine)
@@ -68,6 +70,7 @@ class LayerSelection:
         selected = [states[index].astype(jnp.float32) for index in self.indices]
         if self.combine == "concat":
             return jnp.concatenate(selected, axis=-1)
+        # Added one by one, from the lowest layer up, so that no stack [n, B, T, D] is made.
         total = functools.reduce(jnp.add, selected)
         return total / len(selected) if self.combine == "mean" else total
 

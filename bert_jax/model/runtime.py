@@ -98,7 +98,8 @@ def platform_of(backend: Any) -> str:
     """Returns the platform of a jax backend: cpu, tpu, cuda, rocm, or `unknown gpu`."""
     if backend.platform != "gpu":
         return backend.platform
-    # jax calls all GPUs `gpu`; the version of a backend's platform has the maker's name, for example "cuda 12090".
+    # jax calls all GPUs `gpu`, but kernels differ by maker. The version of a backend's platform has the maker's name,
+    # for example "cuda 12090".
     version = backend.platform_version.lower()
     return next((maker for maker in ("cuda", "rocm") if maker in version), "unknown gpu")
 
@@ -168,6 +169,7 @@ class Runtime:
         """Makes the backward pass of a layer's function recompute what `remat` names."""
         if self.remat == "layer":
             return jax.checkpoint(layer)
+        # A product with weights has no batch axis, the products of attention have some: the policy keeps the first.
         if self.remat == "matmuls":
             return jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
         if self.placement.gathers:
@@ -192,6 +194,7 @@ class Runtime:
     @property
     def compute_capability(self) -> str:
         """The compute capability of the NVIDIA GPUs that programs are compiled for; empty if it is unknown."""
+        # With `platform` set, this machine's own GPU says nothing about the devices that programs are compiled for.
         if self.platform or not self.on_nvidia:
             return self.capability
         return getattr(jax.devices()[0], "compute_capability", "")

@@ -35,7 +35,7 @@ FROM_CHECKPOINT = "checkpoint"  # this preset takes the architecture of init_fro
 
 
 def _size(layers: int, width: int) -> Fields:
-    """Returns BERT's proportions."""
+    """BERT's proportions: heads are 64 wide, and feed-forward layers four times as wide as the model."""
     return {"layers": layers, "width": width, "heads": width // HEAD_WIDTH, "feed_forward": width * FEED_FORWARD_FACTOR}
 
 
@@ -116,7 +116,8 @@ PRESETS: dict[str, Fields] = {  # an extension adds its own
 def model_config(options: ModelOptions, vocab_size: int) -> ModelConfig:
     """Builds the architecture that a recipe's options name, for a tokenizer of vocab_size ids.
 
-    Raises UserError for an unknown preset, and for options that ModelConfig refuses.
+    Raises:
+        UserError: the preset is unknown, or ModelConfig refuses the options.
     """
     if options.preset not in PRESETS:
         raise UserError(
@@ -129,7 +130,8 @@ def model_config(options: ModelOptions, vocab_size: int) -> ModelConfig:
 def with_options(model: ModelConfig, options: ModelOptions) -> ModelConfig:
     """Changes the fields of an architecture that a recipe sets in addition to the preset.
 
-    Raises UserError for fields that ModelConfig refuses, and for fields without effect in the result.
+    Raises:
+        UserError: ModelConfig refuses a field, or a field has no effect in the result.
     """
     given = given_fields(options)
     changed = dataclasses.replace(model, **given)
@@ -168,7 +170,11 @@ def given_fields(options: ModelOptions) -> Fields:
 
 
 def check_positions(model: ModelConfig, length: int, name: str) -> None:
-    """Raises UserError if the rows of the shards `name`, of `length` positions, are too long for a model."""
+    """Checks that rows of `length` positions, from the shards `name`, fit the model.
+
+    Raises:
+        UserError: they are longer than model.max_positions.
+    """
     if length > model.max_positions:
         raise UserError(
             f"the rows of {name} have {length} positions, but the model supports only {model.max_positions}; use "

@@ -67,6 +67,7 @@ class FeedForward(nnx.Module):
 
     def _output(self, inner: Float[Array, "B T *inner"], seeds: Seeds) -> Float[Array, "B T D"]:
         if self.gated:
+            # inner [B, T, 2, F] has the activated half at index 0 and its gate at index 1.
             through, gate = jax.lax.split(inner, (1, 1), axis=2)
             active = self.activation(through[:, :, 0]) * gate[:, :, 0]
         else:
@@ -112,7 +113,9 @@ class EncoderLayer(nnx.Module):
         The bias is added to the scores of all positions.
         """
         post = self.config.norm == "post"
+        # One seed per dropout site of the layer, in the order of the constants.
         seed = [None] * SITES if seeds is None else seeds
+        # Pre-norm normalizes the input of attention only; the residual path keeps it as it is.
         seen = hidden if post or layer_type.first else self.attention_norm(hidden)
         # The residual path holds all positions, or only those with queries.
         residual, selected = hidden, None
@@ -184,6 +187,7 @@ def repeating_groups(types: Sequence[Hashable]) -> LayerGroups:
     best = LayerGroups(depth, 0, 0, 0)
     for before in range(depth):
         for period in range(1, (depth - before) // 2 + 1):
+            # types[before:alike] repeats with this period.
             alike = before + period
             while alike < depth and types[alike] == types[alike - period]:
                 alike += 1
@@ -212,6 +216,7 @@ def apply_layers(layers: Sequence[Layer], hidden: Array, stacked: PyTree, groups
         (end - begin, lambda *state: _scan(group, groups.repeats, *state)),
         (groups.after, lambda *state: _unroll(layers[end:], *state)),
     ]
+    # Empty parts are left out, and a single part needs no split.
     loops = [(count, loop) for count, loop in loops if count]
     parts = split_layers(stacked, tuple(count for count, _ in loops)) if len(loops) > 1 else [stacked] * len(loops)
     outputs = []
@@ -234,6 +239,7 @@ def _unroll(layers: Sequence[Layer], hidden: Array, stacked: PyTree) -> tuple[Ar
 def _scan(group: Sequence[Layer], repeats: int, hidden: Array, stacked: PyTree) -> tuple[Array, PyTree]:
     if len(group) == 1:
         return jax.lax.scan(group[0], hidden, stacked, length=repeats)
+    # [L, ...] becomes [repeats, period, ...]: the scan runs over groups, and a group is unrolled.
     parts = jax.tree.map(lambda leaf: leaf.reshape(repeats, len(group), *leaf.shape[1:]), stacked)
     hidden, outputs = jax.lax.scan(lambda *state: _unroll(group, *state), hidden, parts, length=repeats)
     return hidden, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
@@ -332,6 +338,7 @@ class Encoder(nnx.Module):
         """Returns the last layer's output at the K wanted positions of each row, without computing its rest."""
         keys, bias, stacked = self._inputs(hidden, sequence_ids, positions, dropout_key, unpacked)
         depth = self.config.layers
+        # Only the last layer may skip positions: every lower layer is read at all of them as keys and values.
         below, last = split_layers(stacked, (depth - 1, 1))
         hidden, _ = self._loop(hidden, keys, bias, below, depth - 1, False, False)
         state, seeds = jax.tree.map(lambda leaf: leaf[0], last)
@@ -406,6 +413,6 @@ def gathered(state: nnx.State, runtime: Runtime) -> nnx.State:
     if not runtime.placement.gathers:
         return state
     params = runtime.placement.gather(nnx.to_pure_dict(state), "encoder/layers", runtime.dtype)
-    state = jax.tree.map(lambda leaf: leaf, state)
+    state = jax.tree.map(lambda leaf: leaf, state)  # a copy, since replacing changes it in place
     nnx.replace_by_pure_dict(state, params)
     return state

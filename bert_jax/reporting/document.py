@@ -54,6 +54,7 @@ class Chart(NamedTuple):
 
     def place(self, step: float) -> str:
         """Names a place on the axis: step 1,200; 1 token; 113–128 tokens."""
+        # Bars count whole numbers, so the last value of a bar is one less than the next bar's first.
         last = step + self.bar_width - 1
         if not self.bar_width:
             return f"{self.axis} {step:,.0f}"
@@ -81,7 +82,7 @@ class Histogram(NamedTuple):
         All series have the same bins.
         """
         size = self.highest
-        width = max(1, -(-size // most))
+        width = max(1, -(-size // most))  # rounded up
         bounds = [(first, min(first + width - 1, size)) for first in range(1, size + 1, width)]
         return {
             name: [(first, last, int(counts[first : last + 1].sum())) for first, last in bounds]

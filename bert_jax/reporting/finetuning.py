@@ -86,6 +86,7 @@ class DevPredictions(Generic[AnyTask, AnyRows]):
 
     def worst(self, count: int) -> list[int]:
         """Returns the items with the highest losses, in descending order."""
+        # An item whose loss is unknown sorts last and is then left out.
         known = np.where(np.isnan(self.losses), -np.inf, self.losses)
         return [int(item) for item in np.argsort(-known, kind="stable")[:count] if np.isfinite(known[item])]
 
@@ -93,7 +94,8 @@ class DevPredictions(Generic[AnyTask, AnyRows]):
 def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredictions:
     """Predicts up to `most` items of a run's dev file.
 
-    Raises UserError if the file is not named or does not exist, and for a checkpoint that cannot be opened.
+    Raises:
+        UserError: the file is not named or does not exist, or the checkpoint cannot be opened.
     """
     model = FineTuned(open_checkpoint(workdir))
     named = config_lib.load(TaskConfig, dict(config.training.get("task") or {}), "task")
@@ -394,7 +396,8 @@ class TaggingScore:
 def score_tagger(checkpoint: str | Path, config: TaskConfig) -> TaggingScore:
     """Tags a task's test file and evaluates the baseline on the same words.
 
-    Raises UserError for a checkpoint that is not a tagger, and for files that are missing or have no tags.
+    Raises:
+        UserError: the checkpoint is not a tagger, or files are missing or have no tags.
     """
     named, files = registry.resolve(config)
     train, test = (cast(Split[Sentence], registry.read(named, files[split])) for split in ("train", "test"))

@@ -111,8 +111,10 @@ def predict_masked_tokens(checkpoint: str | PurePath, shards: str | Path, count:
     """Predicts one masked position in each of `count` held-out rows.
 
     Uses evaluation's masks. Nothing is selected by its result: a fixed seed selects the rows, and in a row it is the
-    middle masked position whose label is a word (the middle predicted position if no label is one). Raises UserError
-    if the checkpoint or the shards cannot be opened, or do not belong together.
+    middle masked position whose label is a word (the middle predicted position if no label is one).
+
+    Raises:
+        UserError: the checkpoint or the shards cannot be opened, or do not belong together.
     """
     loaded = open_checkpoint(checkpoint)
     vocabulary = loaded.vocabulary

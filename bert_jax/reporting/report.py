@@ -96,11 +96,13 @@ def report(workdir: str | PurePath, examples: int | None = None) -> Location:
 def compare(workdirs: Sequence[str | PurePath], output: str | PurePath) -> Path:
     """Writes one page about several runs to a local file and returns its path.
 
-    Raises UserError if `comparison` or `read_run` does, and for an output whose folder does not exist.
+    Raises:
+        UserError: the output's folder does not exist, a run cannot be read, or the runs cannot be compared.
     """
     target = Path(output)
     if not target.absolute().parent.is_dir():
         raise UserError(f"--output {target}: no folder {target.parent}. Create it, or choose another file")
+    # Read after the check, since workdirs may be in an object store and take long.
     document = comparison([read_run(location(workdir)) for workdir in workdirs])
     write_file(target, page.render(document).encode())
     return target

@@ -139,7 +139,11 @@ class RecordedRun:
 
 
 def read_run(workdir: Location) -> RecordedRun:
-    """Reads a workdir. Raises UserError for another folder, and for a run that has logged nothing yet."""
+    """Reads a workdir.
+
+    Raises:
+        UserError: the folder is no workdir, its result is not JSON, or its run has logged nothing yet.
+    """
     check_access(workdir)
     if not workdir.is_dir():
         raise UserError(f"no workdir at {workdir}; name the --workdir of a pretraining or fine-tuning run")
@@ -149,7 +153,7 @@ def read_run(workdir: Location) -> RecordedRun:
         raise UserError(f"{workdir / METRICS_FILE} has no lines yet; the run logs its first after log_every steps")
     try:
         result = json.loads((workdir / RESULT_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except FileNotFoundError:  # the run has not finished
         result = None
     except ValueError as error:
         raise UserError(f"{workdir / RESULT_FILE} is not JSON ({error}); run the training command again") from error
@@ -308,7 +312,11 @@ def source_section(lines: Lines) -> Section:
 
 
 def comparison(runs: Sequence[RecordedRun]) -> Document:
-    """Returns the page. Raises UserError for too few or many runs, one named twice, and different kinds."""
+    """Returns the page that compares several runs.
+
+    Raises:
+        UserError: there are too few or too many runs, one is named twice, or their kinds differ.
+    """
     if not 2 <= len(runs) <= MOST_RUNS:
         raise UserError(f"{len(runs)} runs; a comparison has 2 to {MOST_RUNS}. Name fewer WORKDIRs")
     names = short_names([str(run.workdir) for run in runs])
@@ -339,7 +347,11 @@ def comparison(runs: Sequence[RecordedRun]) -> Document:
 
 
 def short_names(workdirs: Sequence[str]) -> list[str]:
-    """Shortens paths to the last parts that tell them apart. Raises UserError for a path given twice."""
+    """Shortens paths to the last parts that tell them apart.
+
+    Raises:
+        UserError: a path is given twice.
+    """
     if repeated := [path for path in workdirs if workdirs.count(path) > 1]:
         raise UserError(f"{repeated[0]} is named twice; name different runs")
     parts = [path.rstrip("/").split("/") for path in workdirs]

@@ -55,7 +55,11 @@ class Situation:
 
 
 def choose(requested: str, situation: Situation) -> str:
-    """Returns the name of a layer's kernel. Raises UserError if the requested one is unknown or cannot run."""
+    """Returns the name of a layer's kernel.
+
+    Raises:
+        UserError: the requested kernel is unknown or cannot run.
+    """
     if requested not in ("auto", *KERNELS):
         raise UserError(f"unknown config.model.attention {requested!r}; choose from auto, {', '.join(KERNELS)}")
     obstacles = {kernel: _obstacle(kernel, situation) for kernel in KERNELS}

@@ -33,7 +33,8 @@ NO_MASK_GRADIENT = (0, 11, 1)
 def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
     """Lists a model's attention kernels in training on rows of that length; `none` if it has no attention.
 
-    Raises UserError if a requested kernel cannot run (choice.choose).
+    Raises:
+        UserError: a requested kernel cannot run (choice.choose).
     """
     if config.encoder.kind != "transformer":
         if runtime.attention != "auto":

@@ -77,7 +77,11 @@ HEADS: dict[str, Head] = {
 
 
 def chosen_heads(heads: Heads, config: ModelConfig) -> dict[str, tuple[Callable[..., nnx.Module], tuple[Any, ...]]]:
-    """Returns a model's heads by name: the module and its arguments. Raises UserError for a name that HEADS lacks."""
+    """Returns a model's heads by name: the module and its arguments.
+
+    Raises:
+        UserError: HEADS lacks a name.
+    """
     if unknown := [name for name in heads.named if name not in HEADS]:
         raise UserError(
             f"unknown head {unknown[0]!r}; choose from {', '.join(HEADS)}, or import the module that adds it to "

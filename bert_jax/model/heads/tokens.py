@@ -152,7 +152,11 @@ class Generator(nnx.Module):
 
 
 def generator_config(config: ModelConfig, width: int) -> ModelConfig:
-    """Returns the architecture of a model's generator. Raises UserError for a width that no heads divide."""
+    """Returns the architecture of a model's generator.
+
+    Raises:
+        UserError: heads as wide as the model's do not divide `width`.
+    """
     head_width = config.width // config.heads
     if width % head_width and width > head_width:
         raise UserError(
