@@ -20,6 +20,7 @@ import importlib.util
 import inspect
 import operator
 import pathlib
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -255,10 +256,9 @@ def load(config_class: type[Config], values: Values, where: str = "config") -> C
 
 def help_text(config: type) -> str:
     """Returns the lines of `--help` that list the short flags of a command with this configuration."""
-    flags = {flag: key for flag, key in KEYS.items() if _defines(config, key)}
-    width = max(map(len, flags)) + len("=VALUE")
-    lines = [f"  --{f'{flag}=VALUE':{width}}  --config.{key}=VALUE" for flag, key in flags.items()]
-    return "\n".join(["Flags of other commands that are accepted here, too, and the keys that they set:", "", *lines])
+    flags = [f"--{flag}: {key}" for flag, key in KEYS.items() if _defines(config, key)]
+    listed = textwrap.fill(", ".join(flags), 96, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return f"Some keys have a flag of their own, such as --model=VALUE for --config.init_from=VALUE:\n{listed}"
 
 
 def _run_recipe(recipe_name: str) -> Values:
