@@ -137,14 +137,15 @@ def test_muon_s_moments_are_restored_and_a_resumed_run_may_add_an_average(run):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_the_run_resumes(run):
+@pytest.mark.parametrize(("number", "cause"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")])
+def test_a_signal_saves_and_the_run_resumes(run, number, cause):
     loop.fit(run("whole"))
     stopped = run("stopped")
-    stop = Interrupted(stopped.source, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped, match="run the same command to resume"):
+    stop = Interrupted(stopped.source, 3, lambda: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped, match=f"{cause}: saved step .* run the same command to resume"):
         loop.fit(dataclasses.replace(stopped, source=stop))
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
     assert latest_step(stopped.workdir) is not None
     loop.fit(stopped)
     assert_same_run(run("whole").workdir, stopped.workdir)
@@ -583,5 +584,23 @@ def test_a_hook_is_called_at_its_period_and_at_the_end_and_sees_what_was_measure
     assert not again.seen and again.closed == 1
 
 
+def test_a_second_ctrl_c_quits_and_a_job_in_the_background_ignores_it(capsys):
+    with Interruption() as interruption:
+        assert not interruption.at_step_end()
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.at_step_end() and interruption.cause == "Ctrl-C"
+        assert "Press it again to quit without saving" in capsys.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interruption() as interruption:
+            signal.raise_signal(signal.SIGINT)
+            assert not interruption.at_step_end()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_signal_names_the_workdir_that_was_saved(tmp_path):
-    assert str(stopped(3, tmp_path)) == f"SIGTERM: saved step 3 in {tmp_path}; run the same command to resume"
+    said = f"SIGTERM: saved step 3 in {tmp_path}; run the same command to resume"
+    assert str(stopped(3, tmp_path, "SIGTERM")) == said
