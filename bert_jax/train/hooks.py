@@ -348,7 +348,9 @@ class Log(Hook):
         shown = {name: line[name] for name in line if "loss" in name or "accuracy" in name} | held_out
         shown = {name: value for name, value in shown.items() if "/" not in name}
         shown["tokens/s"] = line["tokens_per_second"]
-        recorder.progress.update(point.step, point.fraction, recorder.clock.remaining, shown)
+        recorder.progress.update(
+            point.step, point.fraction, recorder.clock.remaining, shown, keep=bool(point.evaluation)
+        )
 
     @contextlib.contextmanager
     def during(self, step: int) -> Iterator[None]:

@@ -5,6 +5,7 @@ import dataclasses
 import gzip
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -428,6 +429,17 @@ def test_a_line_of_progress_leaves_out_what_the_batches_do_not_have(capsys):
     progress.update(3, 0.5, None, {"mlm_loss": 2.5, "nsp_loss": float("nan")})
     said = capsys.readouterr().err
     assert "step 3" in said and "mlm_loss 2.5" in said and "nsp" not in said
+
+
+@pytest.mark.parametrize("terminal", ["0", "1"])
+def test_evaluations_stay_on_the_screen(capsys, monkeypatch, terminal):
+    monkeypatch.setenv("TTY_COMPATIBLE", terminal)
+    with metrics.ProgressLine("pretraining") as progress:
+        for step in range(1, 7):
+            progress.update(step, step / 10, None, {"eval_loss": step / 8}, keep=step % 2 == 0)
+    written = capsys.readouterr().err
+    kept = [line for line in written.splitlines() if re.search(r"step [246]  eval_loss 0\.", line)]
+    assert len([line for line in kept if "ETA" not in line or terminal == "0"]) >= 3
 
 
 @pytest.mark.slow
