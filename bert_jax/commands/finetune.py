@@ -23,7 +23,7 @@ DESCRIPTION = f"""Fine-tunes a checkpoint on a named task or on your own files, 
   bert-jax finetune --config glue:task=sst2 --model CHECKPOINT --output runs/sst2
   bert-jax finetune reviews.csv --text review --label stars --model CHECKPOINT --output runs/stars
 
-CHECKPOINT is a workdir, a step in it, an export, a Hugging Face folder, or hf:NAME (hf:bert-base-uncased, hf:ORG/NAME).
+CHECKPOINT is a workdir, a step in it, an export, a Hugging Face folder, or a name on the Hub (ORG/NAME).
 {textwrap.fill(f"Named tasks: {', '.join(named.TASKS)}.", 120)}
 Their files are in --config.task.data_dir, by default $BERT_JAX_DATA; of ewt, bert_jax includes a part.
 
