@@ -37,8 +37,13 @@ class LabelSet(NamedTuple):
     line: int  # in the file, from 1
 
 
+# A label that stands for none, as in data of Hugging Face: PyTorch's cross-entropy and the scripts of transformers leave
+# it out of losses and metrics.
+IGNORED = "-100"
+
+
 class Sentence(NamedTuple):
-    """A sentence's words and their tags as the file writes them (None if it has none)."""
+    """A sentence's words and their tags as the file writes them (None if it has none, IGNORED for a word without)."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
@@ -88,6 +93,7 @@ class Split(Generic[Item]):
     labelled: bool
     left_out: int = 0  # unreadable lines, for tasks whose published files have some
     class_names: tuple[str, ...] = ()  # by number, if the file names its classes
+    remarks: tuple[str, ...] = ()  # how the file was read, if that may surprise, without its name
 
 
 class TaskBatch(NamedTuple):

@@ -49,6 +49,7 @@ from bert_jax.tasks.kinds.tagging import (
 from bert_jax.tasks.metrics import TAGGING_METRICS, compute_metrics
 from bert_jax.tasks.prediction import predict
 from bert_jax.tasks.reading.inputs import InputRecord
+from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import Sentence, Span, Split, TaskBatch
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization import tokenizer as tokenizer_lib
@@ -310,6 +311,34 @@ def test_entities_are_measured_over_whole_sentences(letters):
     assert measure(task, rows, right) == {"f1": 1.0, "accuracy": 1.0}
     shorter = np.array([0, 0, 0, 0, 0, 1, 0, 0])
     assert measure(task, rows, shorter) == {"f1": 0.0, "accuracy": pytest.approx(7 / 8)}
+
+
+@pytest.mark.parametrize("crf", [False, True])
+def test_words_with_the_label_minus_100_neither_train_nor_count(letters, crf):
+    """Metrics are those of seqeval without these words, as run_ner.py of transformers computes them."""
+    split = split_of(
+        [("a", "B-X"), ("b", "-100"), ("c", "I-X"), ("d", "O")], [("e", "-100"), ("f", "-100")], [("g", "O")]
+    )
+    task = TaggingTask("own", max_length=8, crf=crf).complete(split)
+    assert task.labels == ("O", "B-X", "I-X") and task.metrics[0] == "f1"
+    rows = task.encode(split, letters)
+    assert rows.batch(np.arange(3), 6).label_weights.tolist() == [[0, 1, 0, 1, 1, 0], [0] * 6, [0, 1, 0, 0, 0, 0]]
+    guesses = np.array([1, 0, 2, 1, 1, 1, 0])
+    kept = [["B-X", "I-X", "O"], [], ["O"]], [["B-X", "I-X", "B-X"], [], ["O"]]
+    assert measure(task, rows, guesses) == pytest.approx(compute_metrics(TAGGING_METRICS, task.metrics, *kept))
+    description = task.describe(rows)
+    assert description.counts == {"words": 7, "irregular_tags": 0, "ignored_words": 3}
+    assert description.remarks == ["train.conll: 3 of 7 words have the label -100, which stands for none"]
+    with pytest.raises(UserError, match="every tag is '-100'"):
+        TaggingTask("own").complete(split_of([("a", "-100")]))
+
+
+def test_numbers_of_classes_may_be_minus_100(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"tokens": ["a", "b"], "labels": [0, -100]}\n', encoding="utf-8")
+    for labels, tag in ((), "0"), (("O", "B-X"), "O"):
+        (item,) = TaggingTask("own", labels).read(path, Columns(), label_required=True).items
+        assert item.tags == (tag, "-100")
 
 
 def test_an_unknown_tag_is_refused_with_file_and_line(letters):

@@ -36,7 +36,7 @@ from bert_jax.tasks.metrics import (
 from bert_jax.tasks.reading import labelled, tables
 from bert_jax.tasks.reading.inputs import InputRecord, read_value, record_texts
 from bert_jax.tasks.reading.tables import Columns
-from bert_jax.tasks.rows import Example, LabelledRows, LabelSet, Split, TaskBatch, encode_pairs
+from bert_jax.tasks.rows import IGNORED, Example, LabelledRows, LabelSet, Split, TaskBatch, encode_pairs
 from bert_jax.tasks.task import (
     Description,
     PooledTask,
@@ -159,6 +159,20 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
     def replace_labels(self, split: Split[Example], names: Mapping[str, str]) -> Split[Example]:
         items = (item._replace(label=item.label and names.get(item.label, item.label)) for item in split.items)
         return replace(split, items=tuple(items))
+
+    def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Example]:
+        """As TextTask.read. Raises UserError for the label IGNORED where labels are required; elsewhere it is none."""
+        split = super().read(path, columns, label_required)
+        ignored = [item.line for item in split.items if item.label == IGNORED] if IGNORED not in self.labels else []
+        if not ignored:
+            return split
+        if label_required:
+            raise UserError(
+                f"{path} line {ignored[0]} has the label {IGNORED}, which stands for none, as {len(ignored)} lines "
+                "have. Remove them"
+            )
+        items = (item._replace(label=None) if item.label == IGNORED else item for item in split.items)
+        return replace(split, items=tuple(items), labelled=len(ignored) < len(split.items))
 
     def complete(self, train: Split[Example]) -> Task:
         """Also sets the class weights.

@@ -31,6 +31,7 @@ from bert_jax.tasks.reading.inputs import InputRecord, record_words
 from bert_jax.tasks.reading.labelled import read_conll, read_conllu, read_word_lists
 from bert_jax.tasks.reading.tables import Columns, is_stored, kind_of_file
 from bert_jax.tasks.rows import (
+    IGNORED,
     LabelledWordRows,
     Sentence,
     Span,
@@ -103,7 +104,7 @@ _USUAL = {"L": "E", "U": "S", "M": "I"}
 
 def with_usual_letters(split: Split[Sentence]) -> Split[Sentence]:
     """Converts BILOU and BMES tags to IOBES; other files are unchanged."""
-    tags = {tag for item in split.items for tag in item.tags or ()}
+    tags = {tag for item in split.items for tag in known_tags(item)}
     known = any(all(map(pattern.fullmatch, tags)) for pattern in _OTHER_LETTERS)
     if not known or not any(tag[:1] in _USUAL for tag in tags):
         return split
@@ -113,6 +114,11 @@ def with_usual_letters(split: Split[Sentence]) -> Split[Sentence]:
 
     items = (item._replace(tags=item.tags and tuple(map(usual, item.tags))) for item in split.items)
     return replace(split, items=tuple(items), class_names=tuple(map(usual, split.class_names)))
+
+
+def known_tags(sentence: Sentence) -> list[str]:
+    """The tags of the words that have one."""
+    return [tag for tag in sentence.tags or () if tag != IGNORED]
 
 
 def first_line(split: Split[Sentence], chosen: Callable[[str], bool]) -> int | None:
@@ -267,7 +273,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
             )
 
     def labels_in(self, split: Split[Sentence]) -> set[str]:
-        return {tag for sentence in split.items for tag in sentence.tags or ()}
+        return {tag for sentence in split.items for tag in known_tags(sentence)}
 
     def replace_labels(self, split: Split[Sentence], names: Mapping[str, str]) -> Split[Sentence]:
         items = (
@@ -283,7 +289,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         """
         split = with_usual_letters(self.reader_of(path)(path, columns, label_required))
         if not label_required:
-            known = first_line(split, lambda tag: tag not in ("", "_")) is not None
+            known = first_line(split, lambda tag: tag not in ("", "_", IGNORED)) is not None
             return replace(split, labelled=split.labelled and known)
         if (line := first_line(split, lambda tag: not tag)) is not None:
             raise UserError(f"{path} line {line}: a word has no tag, but others have one. Give it a tag, such as O")
@@ -300,7 +306,8 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         if not task.labels:
             tags = self.labels_in(train)
             if len(tags) < 2:
-                raise UserError(f"{train.path}: every tag is {tags.pop()!r}; is task.label the right column?")
+                only = "".join(tags) or IGNORED
+                raise UserError(f"{train.path}: every tag is {only!r}; is task.label the right column?")
             named = train.class_names if tags <= set(train.class_names) else ()
             if structured.marks_entities(tags):
                 named = tuple(name for name in named if structured.marks_entities({*tags, name}))
@@ -324,7 +331,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         return ("accuracy",)
 
     def encode(self, split: Split[Sentence], tokenizer: Tokenizer) -> "TagRows":
-        """Rows of words (encode_words). Pieces that are trained to predict a tag weigh 1, others 0.
+        """Rows of words (encode_words). Pieces that are trained to predict a tag weigh 1, others and IGNORED words 0.
 
         Entity tags are converted to the scheme of the task's labels. A tag that cannot follow the previous one is
         counted, and interpreted as in conlleval (entities).
@@ -335,20 +342,27 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         if split.labelled:
             # The number of pieces of each word, from its first one, that have its tag as a target.
             trained_pieces = words.word_sizes if self.label_subwords == "all" else np.ones_like(words.word_sizes)
-            labels[spans(words.word_starts, trained_pieces)] = np.repeat(self.label_ids(split), trained_pieces)
-            weights[spans(words.word_starts, trained_pieces)] = 1
+            tagged = _tagged(split)
+            starts, trained_pieces = words.word_starts[tagged], trained_pieces[tagged]
+            labels[spans(starts, trained_pieces)] = np.repeat(self.label_ids(split), trained_pieces)
+            weights[spans(starts, trained_pieces)] = 1
             if structured.marks_entities(self.labels):
-                irregular = irregular_tags([sentence.tags or () for sentence in split.items])
+                irregular = irregular_tags([known_tags(sentence) for sentence in split.items])
         return TagRows(**vars(words), labels=labels, label_weights=weights, irregular_tags=irregular)
 
     def describe(self, rows: "TagRows", training: bool = False) -> Description:
-        """Counts words, and irregular_tags: tags that cannot follow the previous one."""
-        remark = (
-            f"{rows.split.path}: {rows.irregular_tags} tags cannot follow the one before them (such as I-X after O); "
-            "as in conlleval, such an I-X begins an entity"
-        )
-        counts = {"words": len(rows.word_rows), "irregular_tags": rows.irregular_tags}
-        return Description(counts, [remark] if rows.irregular_tags else [])
+        """Counts words, ignored_words without a tag, and irregular_tags: tags that cannot follow the previous one."""
+        path, words, remarks = rows.split.path, len(rows.word_rows), []
+        ignored = int((~_tagged(rows.split)).sum()) if rows.split.labelled else 0
+        if ignored:
+            remarks.append(f"{path}: {ignored} of {words} words have the label {IGNORED}, which stands for none")
+        if rows.irregular_tags:
+            remarks.append(
+                f"{path}: {rows.irregular_tags} tags cannot follow the one before them (such as I-X after O); "
+                "as in conlleval, such an I-X begins an entity"
+            )
+        counts = {"words": words, "irregular_tags": rows.irregular_tags}
+        return Description(counts | ({"ignored_words": ignored} if ignored else {}), remarks)
 
     def objective(self) -> TaskObjective:
         scheme = structured.scheme_of(self.labels) if self.crf else None
@@ -359,8 +373,11 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
 
         True entities are read from the file, even if the labels cannot tell adjacent ones apart.
         """
-        true_tags = [list(self._in_scheme(sentence.tags or ())) for sentence in rows.split.items]
-        predicted = rows.by_sentence(self._predicted(rows, answers))
+        true_tags = [list(self._in_scheme(known_tags(sentence))) for sentence in rows.split.items]
+        predicted = [
+            [tag for tag, label in zip(tags, sentence.tags or (), strict=True) if label != IGNORED]
+            for tags, sentence in zip(rows.by_sentence(self._predicted(rows, answers)), rows.split.items, strict=True)
+        ]
         return compute_metrics(TAGGING_METRICS, self.metrics, true_tags, predicted)
 
     def predictions(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> list[dict[str, Any]]:
@@ -379,10 +396,11 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         return objects
 
     def label_ids(self, split: Split[Sentence]) -> list[int]:
-        """The ids of all words' tags, in the scheme of the task's labels; an I-X replaces a B-X that these lack."""
+        """The ids of all tags, in the scheme of the task's labels; an I-X replaces a B-X that these lack."""
         ids = []
         for sentence in split.items:
-            for line, tag in zip(sentence.lines, self._in_scheme(sentence.tags or ()), strict=True):
+            lines = [line for line, tag in zip(sentence.lines, sentence.tags or (), strict=True) if tag != IGNORED]
+            for line, tag in zip(lines, self._in_scheme(known_tags(sentence)), strict=True):
                 inside = "I" + tag[1:]
                 known = tag in self.labels or tag[:1] != "B" or inside not in self.labels
                 ids.append(self.label_value(split, line, tag if known else inside))
@@ -412,6 +430,11 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         if not self.crf or not structured.marks_entities(self.labels) or rows.whole.all():
             return tags
         return [tag for sentence_tags in rows.by_sentence(tags) for tag in self._in_scheme(sentence_tags)]
+
+
+def _tagged(split: Split[Sentence]) -> Bool[np.ndarray, "W"]:
+    """Whether each word of a labelled split has a tag."""
+    return np.array([tag != IGNORED for sentence in split.items for tag in sentence.tags or ()], bool)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -466,7 +489,8 @@ def most_frequent_tag_baseline(train: Split[Sentence], test: Split[Sentence]) ->
     for split in (train, test):
         if not split.labelled:
             raise UserError(f"{split.path} has no tags, which the baseline needs. Name a tagged file")
-        pairs.append([pair for item in split.items for pair in zip(item.words, item.tags or (), strict=True)])
+        tagged = (pair for item in split.items for pair in zip(item.words, item.tags or (), strict=True))
+        pairs.append([pair for pair in tagged if pair[1] != IGNORED])
     by_word: dict[str, Counter[str]] = defaultdict(Counter)
     for word, tag in pairs[0]:
         by_word[word][tag] += 1

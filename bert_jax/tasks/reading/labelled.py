@@ -13,7 +13,7 @@ from typing import Any
 from bert_jax.errors import UserError
 from bert_jax.tasks.labels import same_names
 from bert_jax.tasks.reading.tables import Column, Columns, Table, column_index, numbered_lines, opened, read_records
-from bert_jax.tasks.rows import Example, LabelSet, Sentence, Split
+from bert_jax.tasks.rows import IGNORED, Example, LabelSet, Sentence, Split
 
 # Marks the word of a text that a task asks about: rare in running text, in every vocabulary, and a single token
 # between spaces.
@@ -42,7 +42,7 @@ def read_table(
             texts.append(read_text(f"{path} line {line}: column {columns.text_pair!r}", text_pair))
         if borders:
             texts = mark_words(path, line, texts, borders)
-        value = None if names and value == -1 else value  # no class
+        value = None if names and value in (-1, int(IGNORED)) else value  # no class
         unknown = not labelled or (not label_required and is_missing(value))
         label = None if unknown else _label(path, line, value, labels, names)
         items.append(Example(texts[0], texts[1] if columns.text_pair else None, label, line))
@@ -316,9 +316,9 @@ def read_word_lists(path: Path, columns: Columns, label_required: bool, labels: 
 
     The words are in column text (default `tokens`), their labels in column label (default `labels`). Labels become
     texts: null an empty one, and the number of a class its name if the file gives it, or the label with this index in
-    `labels` unless these are numbers; -1 is no class. Without label_required, a file without the label column, or with
-    nulls and empty lists alone, is read as unlabelled. Raises UserError, with file and line, for a value that is not a
-    list of words, and for labels that are not one per word.
+    `labels` unless these are numbers; -1 is no class, and -100 stays IGNORED. Without label_required, a file without
+    the label column, or with nulls and empty lists alone, is read as unlabelled. Raises UserError, with file and line,
+    for a value that is not a list of words, and for labels that are not one per word.
     """
     requested = [
         Column(columns.text or "tokens", "text"),
