@@ -37,8 +37,8 @@ class LabelSet(NamedTuple):
     line: int  # in the file, from 1
 
 
-# A label that stands for none, as in data of Hugging Face: PyTorch's cross-entropy and the scripts of transformers leave
-# it out of losses and metrics.
+# A label that stands for none, as in data of Hugging Face. PyTorch's cross-entropy leaves it out of losses, and the
+# scripts of transformers leave it out of metrics.
 IGNORED = "-100"
 
 

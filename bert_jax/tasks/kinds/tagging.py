@@ -352,7 +352,8 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
 
     def describe(self, rows: "TagRows", training: bool = False) -> Description:
         """Counts words, ignored_words without a tag, and irregular_tags: tags that cannot follow the previous one."""
-        path, words, remarks = rows.split.path, len(rows.word_rows), []
+        path, words = rows.split.path, len(rows.word_rows)
+        counts, remarks = super().describe(rows, training)
         ignored = int((~_tagged(rows.split)).sum()) if rows.split.labelled else 0
         if ignored:
             remarks.append(f"{path}: {ignored} of {words} words have the label {IGNORED}, which stands for none")
@@ -361,7 +362,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
                 f"{path}: {rows.irregular_tags} tags cannot follow the one before them (such as I-X after O); "
                 "as in conlleval, such an I-X begins an entity"
             )
-        counts = {"words": words, "irregular_tags": rows.irregular_tags}
+        counts |= {"words": words, "irregular_tags": rows.irregular_tags}
         return Description(counts | ({"ignored_words": ignored} if ignored else {}), remarks)
 
     def objective(self) -> TaskObjective:
