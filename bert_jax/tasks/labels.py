@@ -138,12 +138,11 @@ class NamedLabelsTask(LabelMap, Task[Item, Rows]):
         counts = Counter(label for item in split.items for label in self.labels_in(replace(split, items=(item,))))
         # Escapes show what differs where the letters do not.
         shown = ["/".join(f"{label!a} ({counts[label]})" for label in labels) for labels in groups]
-        least = min(groups[0], key=lambda label: counts[label])
-        most = max(groups[0], key=lambda label: counts[label])
+        least, *_, most = sorted(groups[0], key=lambda label: counts[label])
         return [
             f"{split.path}: labels that look alike are different classes, here with their examples: "
             f"{shown_labels(shown)}. Write each in one way, or join them: "
-            f"--config.task.label_map='{{{least!a}: {most!a}}}'"
+            f'--config.task.label_map="{{{least!a}: {most!a}}}"'
         ]
 
 

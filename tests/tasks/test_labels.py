@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_finetuning
-from hypothesis import given
+from hypothesis import given as drawn
 from hypothesis import strategies as st
 from random_checkpoints import odd_config, random_checkpoint
 from sklearn.metrics import f1_score
@@ -158,7 +158,7 @@ def test_names_that_look_alike_are_paired_and_reported(letters, label, other, sa
         assert len(joined.complete(joined.with_names(rows.split)).labels) == 2
 
 
-@given(st.text(min_size=1, max_size=6), st.sampled_from(["NFC", "NFD", "NFKC", "NFKD"]))
+@drawn(st.text(min_size=1, max_size=6), st.sampled_from(["NFC", "NFD", "NFKC", "NFKD"]))
 def test_normal_forms_of_unicode_are_the_same_name(label, form):
     written = unicodedata.normalize(form, label)
     assert written == label or labels.same_names([written], [label]) == {written: label}

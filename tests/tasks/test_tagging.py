@@ -341,6 +341,56 @@ def test_numbers_of_classes_may_be_minus_100(tmp_path):
         assert item.tags == (tag, "-100")
 
 
+GOOD = [("Ann", "B-PER"), ("Lee", "I-PER"), ("saw", "O"), ("Rome", "B-LOC"), (".", "O")]
+
+
+@pytest.mark.parametrize(
+    ("stray", "read"),
+    [
+        (("0", "o", "X", "PER", "_"), ("O",) * 5),
+        (("b-PER", "i-per"), ("B-PER", "I-PER")),
+        (("B_PER", "I_PER"), ("B-PER", "I-PER")),
+        (("B:PER", "I/PER"), ("B-PER", "I-PER")),
+        (("B-", "O-PER"), ("O", "O")),
+    ],
+)
+def test_stray_tags_keep_the_entities_of_a_file(tmp_path, stray, read):
+    """What is no tag of an entity is outside of all, as for conlleval and seqeval."""
+    path = tmp_path / "train.conll"
+    sentences = [GOOD] * 20 + [[("a", tag) for tag in stray]]
+    path.write_text("\n".join("".join(f"{word} {tag}\n" for word, tag in lines) for lines in sentences))
+    split = TaggingTask("own").read(path, Columns(), label_required=True)
+    assert split.items[-1].tags == read
+    total = 20 * len(GOOD) + len(stray)
+    (remark,) = split.remarks
+    assert remark.startswith(f"{len(stray)} of {total} tags (the first one in line 121) are read as entity tags")
+    task = TaggingTask("own").complete(split)
+    assert task.labels == ("O", "B-LOC", "B-PER", "I-LOC", "I-PER") and task.metrics[0] == "f1"
+    # A model that has such a tag keeps it.
+    assert TaggingTask("own", ("O", *stray)).read(path, Columns(), label_required=True).items[-1].tags == stray
+
+
+@pytest.mark.parametrize("mark", ["B_PER I_PER O", "b-PER i-PER o", "B:PER I:PER 0"])
+def test_a_file_with_other_separators_or_cases_marks_entities(tmp_path, mark):
+    begin, inside, outside = mark.split()
+    path = tmp_path / "train.conll"
+    path.write_text(f"Ann {begin}\nLee {inside}\nsat {outside}\n")
+    split = TaggingTask("own").read(path, Columns(), label_required=True)
+    assert split.items[0].tags == ("B-PER", "I-PER", "O") and len(split.remarks) == 1
+
+
+@pytest.mark.parametrize("tags", ["N V O", "B-PER L-PER U-LOC O", "B M E O", "B-PER I-PER O", "B-X_Y O", "_ _ _"])
+def test_tags_that_are_of_a_scheme_or_of_none_are_not_corrected(tmp_path, tags):
+    path = tmp_path / "train.conll"
+    path.write_text("".join(f"a {tag}\n" for tag in tags.split()))
+    split = TaggingTask("own").read(path, Columns(), label_required=False)
+    assert not split.remarks
+    many = path.with_name("many.conll")
+    many.write_text("a B-X\nb O\nc Y\n")
+    split = TaggingTask("own").read(many, Columns(), label_required=True)
+    assert split.items[0].tags == ("B-X", "O", "Y") and "so metrics compare words: 'Y'" in split.remarks[0]
+
+
 def test_an_unknown_tag_is_refused_with_file_and_line(letters):
     split = split_of([("a", "N")], [("b", "V"), ("c", "ADJ")])
     with pytest.raises(UserError, match=r"train.conll line 4: unknown label 'ADJ'; .* labels are: 'N', 'V', 'X'"):

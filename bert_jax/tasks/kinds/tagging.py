@@ -116,6 +116,49 @@ def with_usual_letters(split: Split[Sentence]) -> Split[Sentence]:
     return replace(split, items=tuple(items), class_names=tuple(map(usual, split.class_names)))
 
 
+# A typed tag of any scheme; and one in other letters, cases or separators: B_PER, b-per, I:PER.
+_TYPED = re.compile(r"[BIESLUM]-.+")
+_LOOSE = re.compile(r"([BIESLUM])[-_:/|]([^-_:/|].*)", re.IGNORECASE)
+MOSTLY = 0.9  # the share of the tags other than O that must mark entities, for the other ones to be strays
+
+
+def with_entity_tags(split: Split[Sentence], known: Collection[str]) -> Split[Sentence]:
+    """Corrects stray tags in a file whose tags mark entities, with a remark; other files are unchanged.
+
+    A typed tag in another form becomes the usual one (B_PER and b-PER: B-PER). Any other tag becomes O, as conlleval
+    reads it, if there are few; many are only reported. `known` has tags that stay as they are.
+    """
+    counts = Counter(tag for item in split.items for tag in known_tags(item) if tag not in known)
+    typed = {tag for tag in counts if _TYPED.fullmatch(tag)}
+    # Types in other cases are those of the usual tags.
+    types = {tag[2:].casefold(): tag[2:] for tag in sorted(typed)}
+    names = {
+        tag: f"{match[1].upper()}-{types.get(match[2].casefold(), match[2])}"
+        for tag in counts.keys() - typed
+        if (match := _LOOSE.fullmatch(tag))
+    }
+    entity = typed | names.keys()
+    strays = {tag for tag in counts if tag and tag != "O" and tag not in entity}
+    if not entity or not (names or strays) or not {"O", "o", "0"} & (counts.keys() | known):
+        return split
+    marking = sum(counts[tag] for tag in entity)
+    few = marking >= MOSTLY * (marking + sum(counts[tag] for tag in strays - {"o", "0"}))
+    line = first_line(split, lambda tag: tag in strays or (few and tag in names))
+    if few:
+        names |= dict.fromkeys(strays, "O")
+    found = sorted(names if few else strays)
+    shown = ", ".join(f"{tag!r} as {names[tag]} ({counts[tag]})" if few else f"{tag!r}" for tag in found[:10])
+    shown += " ..." if len(found) > 10 else ""
+    first = f"{sum(counts[tag] for tag in found)} of {counts.total()} tags (the first one in line {line})"
+    if not few:
+        remark = f"{first} do not mark entities as the others do, so metrics compare words: {shown}"
+        return replace(split, remarks=(*split.remarks, remark))
+    remark = f"{first} are read as entity tags (B-X, I-X, O): {shown}"
+    items = (item._replace(tags=item.tags and tuple(names.get(tag, tag) for tag in item.tags)) for item in split.items)
+    class_names = tuple(dict.fromkeys(names.get(name, name) for name in split.class_names))
+    return replace(split, items=tuple(items), class_names=class_names, remarks=(*split.remarks, remark))
+
+
 def known_tags(sentence: Sentence) -> list[str]:
     """The tags of the words that have one."""
     return [tag for tag in sentence.tags or () if tag != IGNORED]
@@ -284,10 +327,12 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
         """Reads CoNLL-U, CoNLL columns, or lists in JSON lines, Parquet and prepared data.
 
-        BILOU and BMES tags become IOBES. Without label_required, a file whose tags are all empty or _ is read as
-        unlabelled. Raises UserError, with the line, for a word without a tag where tags are required.
+        BILOU and BMES tags become IOBES, and stray tags are corrected (with_entity_tags). Without label_required, a
+        file whose tags are all empty or _ is read as unlabelled. Raises UserError, with the line, for a word without a
+        tag where tags are required.
         """
-        split = with_usual_letters(self.reader_of(path)(path, columns, label_required))
+        split = with_entity_tags(self.reader_of(path)(path, columns, label_required), {*self.labels, *self.label_map})
+        split = with_usual_letters(split)
         if not label_required:
             known = first_line(split, lambda tag: tag not in ("", "_", IGNORED)) is not None
             return replace(split, labelled=split.labelled and known)
