@@ -6,6 +6,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from bert_jax.tasks.rows import IGNORED, Example, LabelSet, Sentence, Split
 # Marks the word of a text that a task asks about: rare in running text, in every vocabulary, and a single token
 # between spaces.
 MARK = "*"
+SEPARATORS = ("|", ";", "#", "\t", "/")  # of the labels of a text, if it is not a comma
 YES, NO = ("1", "true", "yes", "1.0"), ("0", "false", "no", "0.0", "")
 LABEL = 2  # the index of the label among the values that read_labelled reads
 
@@ -164,11 +166,11 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
     """Reads texts, or pairs, and their sets of labels, which may be empty.
 
     columns.label names one column: a list of labels in JSON lines, Parquet and prepared data, where a number is a class
-    of the file, or else an index in `labels` unless these are numbers; in TSV and CSV, labels separated by commas, or a
-    list or set in brackets (['a', 'b']), as pandas writes it. Or it names several columns, separated by commas: each is
-    a label, and holds 1 or 0 (or true or false). A file without the columns, or whose columns are all empty, null or
-    -1, is unlabelled. Raises UserError, with file and line, for other values, and for a missing label column that is
-    required.
+    of the file, or else an index in `labels` unless these are numbers; in texts, labels separated by commas (or another
+    separator_of the file), or a list or set in brackets (['a', 'b']), as pandas writes it. Or it names several columns,
+    separated by commas: each is a label, and holds 1 or 0 (or true or false). A file without the columns, or whose
+    columns are all empty, null or -1, is unlabelled. Raises UserError, with file and line, for other values, and for a
+    missing label column that is required.
     """
     names = [name.strip() for name in columns.label.split(",")]
     table, known = read_labelled(path, columns, (), label_required, label_names=names)
@@ -180,13 +182,14 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
         sets = [opened(record.values[LABEL]) for record in table.records]
         if [0, 1] in sets and [1, 0] in sets and all(item in ([0, 1], [1, 0]) for item in sets):
             raise _value_for_each_class(f"{path}: column {columns.label!r}", sets[0])
+    separator = separator_of([record.values[LABEL] for record in table.records], by_number) if len(names) == 1 else ","
     items = []
     for line, (text, text_pair, *values) in table.records:
         place = f"{path} line {line}: column"
         second = read_text(f"{place} {columns.text_pair!r}", text_pair) if columns.text_pair else None
         item_labels: tuple[str, ...] | None = None
         if known and len(names) == 1:
-            item_labels = _listed(f"{place} {names[0]!r}", values[0], by_number)
+            item_labels = _listed(f"{place} {names[0]!r}", values[0], by_number, separator)
         elif known:
             flags = {name: yes_or_no(value) for name, value in zip(names, values, strict=True)}
             if unclear := next((name for name, flag in flags.items() if flag is None), ""):
@@ -196,11 +199,32 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
                 )
             item_labels = tuple(name for name, flag in flags.items() if flag)
         items.append(LabelSet(read_text(f"{place} {columns.text!r}", text), second, item_labels, line))
-    return Split(path, tuple(items), known, table.left_out, classes)
+    several = sum(len(item.labels or ()) > 1 for item in items)
+    remark = f"labels are separated by {separator!r}; {several} of {len(items)} texts have several"
+    return Split(path, tuple(items), known, table.left_out, classes, () if separator == "," else (remark,))
 
 
-def _listed(place: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]:
-    """The labels in a list, or in a text that separates them by commas."""
+def separator_of(values: Sequence[Any], labels: Sequence[str]) -> str:
+    """What separates labels in a column of texts: a comma, or one of SEPARATORS if that is what the column shows.
+
+    It shows it if no text that it separates has a comma or an empty part, and one of the parts also occurs elsewhere,
+    so that it is a label. If `labels` are known, all parts must be among them instead.
+    """
+    cells = {value.strip() for value in values if isinstance(value, str) and opened(value) is value}
+    if any("," in cell for cell in cells):
+        return ","
+    for separator in SEPARATORS:
+        split = [[part.strip() for part in cell.rstrip(separator).split(separator)] for cell in cells]
+        counts = Counter(part for parts in split for part in {*parts})
+        joined = {part for parts in split if len(parts) > 1 for part in parts}
+        shared = joined <= {*labels} if labels else any(counts[part] > 1 for part in joined)
+        if joined and "" not in joined and shared:
+            return separator
+    return ","
+
+
+def _listed(place: str, value: Any, by_number: Sequence[str], separator: str) -> tuple[str, ...]:
+    """The labels in a list, or in a text that separates them."""
     if value is None:
         return ()
     content = opened(value)
@@ -208,7 +232,7 @@ def _listed(place: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]
     if isinstance(value, str):
         in_brackets = value.strip().startswith("[") and value.strip().endswith("]")
         if not (in_brackets and _OF_LISTS.search(value)):
-            value = [part.strip() for part in value.split(",") if part.strip()]
+            value = [part.strip() for part in value.split(separator) if part.strip()]
     if not isinstance(value, list) or not all(isinstance(label, str | int) for label in value):
         raise UserError(
             f"{place} holds {value!r:.60}; expected a list of labels, such as ['a', 'b'], or a text that separates "
