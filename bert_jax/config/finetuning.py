@@ -102,7 +102,7 @@ class ScaledTargets:
 
 @dataclass(frozen=True)
 class ClassificationOptions(ClassLoss, LabelMap, LayerMix):
-    positive: str = option("", "the label that f1, precision and recall measure; empty: the second label")
+    positive: str = option("", "the label that f1, precision and recall measure; empty: the second label of two")
 
 
 @dataclass(frozen=True)

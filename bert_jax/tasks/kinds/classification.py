@@ -25,10 +25,13 @@ from bert_jax.tasks.metrics import (
     CLASSIFICATION_METRICS,
     LARGEST,
     MULTILABEL_METRICS,
+    OF_ONE_CLASS,
     REGRESSION_METRICS,
+    SCORED_METRICS,
     UNDEFINED_OF_ONE,
     Metric,
     best_threshold,
+    check_metric_names,
     classification_metrics,
     compute_metrics,
     multilabel_metrics,
@@ -152,6 +155,13 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
             raise UserError(
                 f"task.positive is {self.positive!r}, which is not a label of the task: {shown_labels(self.labels)}"
             )
+        of_one = [name for name in self.metrics if name in OF_ONE_CLASS]
+        if of_one and len(self.labels) > 2 and not self.positive:
+            raise UserError(
+                f"the metric {of_one[0]} is of one class, but the task has {len(self.labels)} labels: "
+                f"{shown_labels(self.labels)}. Use macro_f1 or weighted_f1, or name the class: "
+                f"--config.task.positive={self.labels[1]} (in evaluate: --positive)"
+            )
 
     def labels_in(self, split: Split[Example]) -> set[str]:
         return {example.label for example in split.items if example.label is not None}
@@ -208,7 +218,13 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
         if self.positive:
             # f1, precision and recall of this class instead of class 1.
             functions = {**functions, **classification_metrics(self.labels.index(self.positive))}
-        return compute_metrics(functions, self.metrics, rows.labels, np.stack(answers).argmax(axis=-1))
+        scores = np.stack(answers).astype(np.float64)
+        shares, predicted = softmax(scores, axis=-1), scores.argmax(axis=-1)
+        check_metric_names(self.metrics, functions)
+        return {
+            name: float(functions[name](rows.labels, shares if name in SCORED_METRICS else predicted))
+            for name in self.metrics
+        }
 
     def predictions(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """`label`, `score` (its probability) and all `scores` by label."""
@@ -350,8 +366,13 @@ class MultiLabelTask(MultiLabelOptions, NamedLabelsTask[Any, LabelledRows], Text
         return targets
 
     def describe(self, rows: LabelledRows, training: bool = False) -> Description:
-        """Also counts labels."""
+        """Also counts labels, and warns if no text of the training file has several."""
         description = super().describe(rows, training)
+        if training and rows.labels.sum(axis=1).max() < 2:
+            description.remarks.append(
+                f"{rows.split.path}: no text has more than one label. Separate labels by commas, or use "
+                "--config.task=classification if each text has one"
+            )
         return description._replace(counts=description.counts | {"labels": int(rows.labels.sum())})
 
     def constant_labels(self, rows: LabelledRows) -> list[str]:
