@@ -181,7 +181,8 @@ def test_equal_labels_are_reported_with_the_undefined_metrics(letters, metrics, 
 def test_scores_are_read_as_they_are(letters):
     task = RegressionTask("own", max_length=12)
     rows = task.encode(split_of(("a", "b", "2.5"), ("b", "c", "0")), letters)
-    assert rows.labels.dtype == np.float32 and rows.labels.tolist() == [2.5, 0.0]
+    targets = rows.batch(np.array([0, 1]), 8).labels
+    assert targets.dtype == np.float32 and targets.tolist() == rows.labels.tolist() == [2.5, 0.0]
     outputs = np.array([2.0, -1.0], np.float32)
     named = replace(task, metrics=("pearson",))
     assert named.measure(rows, list(outputs)) == {"pearson": pytest.approx(1.0)}

@@ -243,11 +243,14 @@ class RegressionTask(RegressionOptions, ScaledTask[Example, LabelledRows], TextT
     kind = "regression"
     known_metrics = REGRESSION_METRICS
     usual_metrics = ("pearson", "spearman")
-    label_dtype = np.float32
+    label_dtype = np.float64
 
     def complete(self, train: Split[Example]) -> Task:
         scores = [self.label_value(train, example.line, example.label or "") for example in train.items]
         return self.scaled(scores).with_metrics()
+
+    def encode(self, split: Split[Example], tokenizer: Tokenizer) -> LabelledRows:
+        return replace(super().encode(split, tokenizer), scale=self.scale)
 
     def label_value(self, split: Split[Example], line: int, label: str) -> float:
         value = parse_number(label)
@@ -256,15 +259,15 @@ class RegressionTask(RegressionOptions, ScaledTask[Example, LabelledRows], TextT
         return value
 
     def objective(self) -> TaskObjective:
-        return RegressionObjective(1, self.pooling, self.layer_mix, (self.target_mean, self.target_std))
+        return RegressionObjective(1, self.pooling, self.layer_mix)
 
     def measure(self, rows: LabelledRows, answers: Sequence[Any]) -> dict[str, float]:
-        """The metrics, from one score per row."""
-        return compute_metrics(self.known_metrics, self.metrics, rows.labels, np.stack(answers))
+        """The metrics, from one standardized score per row."""
+        return compute_metrics(self.known_metrics, self.metrics, rows.labels, self.in_units(np.stack(answers)))
 
     def predictions(self, rows: LabelledRows, answers: Sequence[Any]) -> list[dict[str, Any]]:
         """`score`, the number."""
-        return [{"score": float(value)} for value in answers]
+        return [{"score": float(value)} for value in self.in_units(np.stack(answers))]
 
 
 @dataclass(frozen=True)
