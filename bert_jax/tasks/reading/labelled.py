@@ -7,7 +7,8 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,8 @@ CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPRE
 # Marks the start of a document in the CoNLL-2003 files; it is not a sentence.
 DOCUMENT_MARK = "-DOCSTART-"
 
+_CONLLU_ID = re.compile(r"[0-9]+([-.][0-9]+)?")
+
 Group = list[tuple[int, list[str]]]  # the line and the fields of each word of a sentence
 
 
@@ -289,32 +292,57 @@ def read_conllu(path: Path, columns: Columns, label_required: bool) -> Split[Sen
 def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
     """Reads CoNLL columns: one word per line, columns separated by tabs or spaces, blank lines between sentences.
 
-    Words are in column 0 and tags in the last column, unless columns gives other numbers; -DOCSTART- lines are skipped.
-    Without label_required, a file of one column is read as unlabelled. Raises UserError for a line with more or fewer
-    columns than the first, a missing column, and a file without words.
+    Words are in column 0 and tags in the last column, unless columns gives other numbers. Lines of DOCUMENT_MARK and
+    comments (_is_comment) are not words. Lines of CoNLL-U are read as such (read_conllu). Without label_required, a
+    file of one column is read as unlabelled. Raises UserError for a line with more or fewer columns than the first
+    word, a missing column, and a file without words.
     """
+    lines = [(number, _fields(line)) for number, line in numbered_lines(path)]
+    words = [fields for _, fields in lines if fields and not fields[0].startswith(("#", DOCUMENT_MARK))]
+    if words and all(len(fields) == len(CONLLU_COLUMNS) and _CONLLU_ID.fullmatch(fields[0]) for fields in words):
+        return read_conllu(path, columns, label_required)
+    # A file may have no other words than # and those that begin with it.
+    width = len(words[0]) if words else max((len(fields) for _, fields in lines), default=0)
+    _check_words(path, [lines] if width else [])
+    word_column = column_index(path, [], width, columns.text or "0", "text")
+    known = width > 1 or label_required
+    tag_column = column_index(path, [], width, columns.label or "-1", "label") if known else None
+    tags = {fields[tag_column] for fields in words if len(fields) == width} if tag_column is not None else set()
     groups: list[Group] = [[]]
-    width = 0
-    for number, line in numbered_lines(path):
-        if not line.strip():
+    comments = 0
+    for number, fields in lines:
+        if not fields or fields[0].startswith(DOCUMENT_MARK):
             groups.append([])
-            continue
-        fields = line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
-        width = width or len(fields)
-        if len(fields) != width:
+        elif not groups[-1] and fields[0].startswith("#") and _is_comment(fields, width, tag_column, tags):
+            comments += 1
+        elif len(fields) != width:
             raise UserError(
-                f"{path} line {number} has {len(fields)} columns, but the first line has {width}. Correct the line"
+                f"{path} line {number} has {len(fields)} columns, but the first word has {width}. Correct the line"
             )
-        if fields[0] != DOCUMENT_MARK:
+        else:
             groups[-1].append((number, fields))
     _check_words(path, groups)
-    word_column = column_index(path, [], width, columns.text or "0", "text")
-    if width == 1 and not label_required:
-        return _sentences(path, groups, word_column, None)
-    tag_column = column_index(path, [], width, columns.label or "-1", "label")
-    if width == 1:
+    if width == 1 and known:
         raise UserError(f"{path} has one column; expected two or more, for words and tags, separated by tabs or spaces")
-    return _sentences(path, groups, word_column, tag_column)
+    remarks = (f"{comments} lines are comments, which begin with #",) if comments else ()
+    return replace(_sentences(path, groups, word_column, tag_column), remarks=remarks)
+
+
+def _fields(line: str) -> list[str]:
+    """The columns of a line; none of a blank line."""
+    if not line.strip():
+        return []
+    return line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
+
+
+def _is_comment(fields: list[str], width: int, tag_column: int | None, tags: Collection[str]) -> bool:
+    """Whether a line that begins with # before the first word of a sentence is a comment (# id 3), not a word (# O).
+
+    It is one if it has another number of columns than words have, or a lone # and no tag of the other words.
+    """
+    if len(fields) != width:
+        return True
+    return fields[0] == "#" and width > 1 and (tag_column is None or fields[tag_column] not in tags)
 
 
 def _check_words(path: Path, groups: list[Group]) -> None:
