@@ -30,6 +30,8 @@ from bert_jax.storage.files import atomic_folder, read_json, write_json
 from bert_jax.tokenization.engine import template
 from bert_jax.tokenization.tokenizer import Tokenizer
 
+IDENTITY = "torch.nn.modules.linear.Identity"
+
 
 def write_sentence_transformer(loaded: LoadedModel, directory: str | Path) -> None:
     """Writes the encoder as a folder for sentence-transformers, with its embedding task's settings.
@@ -281,6 +283,11 @@ def task_fields(loaded: LoadedModel) -> dict[str, Any]:
         types = huggingface.PROBLEM_TYPES
         kind = (loaded.task or {}).get("kind", "")
         values["problem_type"] = types[kind if kind in types else huggingface.task_kind(loaded.heads)]
+    if values.get("problem_type") == huggingface.PROBLEM_TYPES["regression"]:
+        # CrossEncoder of sentence-transformers applies a sigmoid to a single output, unless config.json names another
+        # activation: under this key since its version 4, and under the second one before.
+        values["sentence_transformers"] = {"activation_fn": IDENTITY}
+        values["sbert_ce_default_activation_function"] = IDENTITY
     return values
 
 

@@ -293,6 +293,8 @@ def test_a_regression_survives_export(tmp_path):
     huggingface_export.write(loaded, tmp_path / "out")
     values = json.loads((tmp_path / "out" / "config.json").read_text())
     assert values["problem_type"] == "regression" and values["id2label"] == {"0": "LABEL_0"}
+    # CrossEncoder of sentence-transformers would apply a sigmoid otherwise.
+    assert values["sentence_transformers"] == {"activation_fn": "torch.nn.modules.linear.Identity"}
     again = huggingface.read(tmp_path / "out").task
     assert again is not None and again["kind"] == "regression" and again["labels"] == []
 
