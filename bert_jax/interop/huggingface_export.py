@@ -296,7 +296,11 @@ def _save_tokenizer(loaded: LoadedModel, directory: Path) -> None:
     words, types = loaded.vocabulary, loaded.model.segment_types > 1
     Tokenizer(words.spec).save(directory)
     settings = directory / sentence_transformers.TOKENIZER_FILE
-    longest = min((loaded.task or {}).get("max_length", sys.maxsize), loaded.model.max_positions)
+    longest = loaded.model.max_positions
+    # Programs cut texts to model_max_length. bert_jax cuts them to the task's length, too, except for taggers, which
+    # continue a long sentence in further rows.
+    if not loaded.heads.tags:
+        longest = min((loaded.task or {}).get("max_length", sys.maxsize), longest)
     # Of the classes in transformers, only BERT's gives token types without model_input_names.
     inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     values = read_json(settings) | {"model_max_length": longest, "model_input_names": inputs}
