@@ -445,7 +445,8 @@ def named_folder(address: str | PurePath, kind: Literal["checkpoint", "tokenizer
             except Exception as error:  # the connection's package has errors of its own
                 raise OSError(first_line(error)) from error
             if pickle := min(filter(is_pickle, files), key=lambda file: ("model" not in file, file), default=""):
-                raise pickle_error(address, pickle)
+                config = folder / "config.json"
+                raise pickle_error(address, pickle, read_json(config) if config.is_file() else {})
         return folder
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
         raise UserError(
