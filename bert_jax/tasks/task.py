@@ -371,7 +371,8 @@ class ScaledTask(ScaledTargets, Task[Item, Rows]):
         """Sets the targets' mean and deviation, if scale_targets asks for it."""
         values = np.asarray(targets, np.float64)
         mean, deviation = float(values.mean()), float(values.std())
-        usual = max(abs(mean), deviation) <= LARGE and deviation >= max(SMALL, abs(mean) / LARGE)
+        small = 0 < deviation < max(SMALL, abs(mean) / LARGE)
+        usual = max(abs(mean), deviation) <= LARGE and not small
         if self.scale_targets == "no" or (self.scale_targets == "auto" and usual):
             return self
         # Equal targets have no deviation by which they could be divided.
