@@ -139,7 +139,7 @@ def test_muon_s_moments_are_restored_and_a_resumed_run_may_add_an_average(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "cause"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")])
-def test_a_signal_saves_and_the_run_resumes(run, number, cause):
+def test_a_signal_saves_and_the_run_resumes(run, foreground, number, cause):
     loop.fit(run("whole"))
     stopped = run("stopped")
     stop = Interrupted(stopped.source, 3, lambda: os.kill(os.getpid(), number))
@@ -596,7 +596,15 @@ def test_a_hook_is_called_at_its_period_and_at_the_end_and_sees_what_was_measure
     assert not again.seen and again.closed == 1
 
 
-def test_a_second_ctrl_c_quits_and_a_job_in_the_background_ignores_it(capsys):
+@pytest.fixture
+def foreground():
+    """Makes the process notice Ctrl-C even if it runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_ctrl_c_quits_and_a_job_in_the_background_ignores_it(foreground, capsys):
     with Interruption() as interruption:
         assert not interruption.at_step_end()
         signal.raise_signal(signal.SIGINT)
@@ -604,13 +612,10 @@ def test_a_second_ctrl_c_quits_and_a_job_in_the_background_ignores_it(capsys):
         assert "Press it again to quit without saving" in capsys.readouterr().err
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with Interruption() as interruption:
-            signal.raise_signal(signal.SIGINT)
-            assert not interruption.at_step_end()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGINT)
+        assert not interruption.at_step_end()
 
 
 def test_a_signal_names_the_workdir_that_was_saved(tmp_path):
