@@ -28,6 +28,7 @@ def unmasked_ids(rows: Rows) -> UInt[np.ndarray, "R T"]:
     """Undoes static masking in input_ids."""
     if rows.masked_positions is None or rows.masked_ids is None or rows.masked_counts is None:
         return rows.input_ids
+    # Rows may be views of a read-only memory map (Dataset.shard_rows).
     ids = rows.input_ids.copy()
     real = np.arange(rows.masked_positions.shape[1]) < rows.masked_counts[:, None]
     # Damaged rows may have positions beyond their end. Only bert-jax inspect-shards --verify looks for them.
@@ -50,6 +51,7 @@ class Batch(NamedTuple):
     after a prediction's span, and its position in the span from 1; 0 for fillers |
     """
 
+    # Typed Any, because the arrays are numpy's or jax's, and this module must not import jax.
     input_ids: Any
     segment_ids: Any
     sequence_ids: Any
@@ -80,7 +82,7 @@ SHORTEST_SEQUENCE = 3
 
 
 def max_predictions(seq_len: int, pack: int, mask_rate: float, reorder_rate: float = 0.0) -> int:
-    """M: the most predictions in a row of seq_len positions with 1 to `pack` sequences (law 2)."""
+    """Returns M, the most predictions that a row of seq_len positions with 1 to `pack` sequences can have (law 2)."""
 
     # A sequence of n positions has max(1, round(mask_rate * n)) predictions, and round(reorder_rate * n / 3) trigrams
     # of three tokens. This bound on both is convex in n.

@@ -69,7 +69,7 @@ def batch_predictions(dataset: Dataset, rates: StepSchedule[float] | None) -> in
 class DatasetLoader:
     """Makes masked rows from one data set, for training and for held-out evaluation.
 
-    Rows with static masks keep them. Other rows are masked here by the data set's rule.
+    Rows with static masks keep them. The data set's rule masks all other rows.
 
     Args:
         rates: Replace the rule's rate in training. Evaluation keeps the rule's rate.
@@ -99,14 +99,17 @@ class DatasetLoader:
         self._dataset, self._tokenizer, self._seed, self._read = dataset, tokenizer, seed, read
         self._rates = StepSchedule.constant(dataset.masking.rate) if rates is None else rates
         self._predictions = batch_predictions(dataset, rates)
+        # Static masks already hold their random tokens, so only dynamic masking needs the counts.
         by_count = dataset.masking.random == "unigram" and not dataset.static
         self._unigram_counts = dataset.unigram_counts() if by_count else None
         self._masker = self._make_masker(seed)
+        # Part of every permutation's key, so that data sets of one size are not all read in the same order.
         self._dataset_word = order.hash_text(dataset.fingerprint)
 
     @property
     def fingerprint(self) -> str:
         """Identifies the rows and their masking. Together with the configuration, it determines all batches."""
+        # Checkpoints store this hash and compare it on resume, so the order and form of these facts must not change.
         dataset, default = self._dataset, MaskingRule().to_manifest()
         rule = dataset.masking.to_manifest()
         facts: list[Any] = [dataset.fingerprint, dataset.tokenizer_hash, rule["unit"], rule["rate"]]
@@ -178,6 +181,8 @@ class DatasetLoader:
     ) -> Batch:
         """Masks rows as in their epochs, or keeps their static masks. A row has room for `most` predictions."""
         if masker is None:
+            # Static rows have the shards' M columns. `most` is the same M, because static masks refuse rates that could
+            # raise it.
             stored = (rows.input_ids, rows.masked_positions, rows.masked_ids, rows.masked_counts)
             ids, positions, labels, counts = (np.asarray(column, np.int32) for column in stored)
             masked = Masked(ids, positions, labels, counts, rows.sequence_lengths, rows.first_segment_lengths)
@@ -188,6 +193,8 @@ class DatasetLoader:
                 sequence_lengths=masked.sequence_lengths, first_segment_lengths=masked.first_segment_lengths
             )
         layout = token_layout(rows)
+        # A sequence without a label (-1) gets class 0 and weight 0, because the loss gathers log-probabilities by
+        # label.
         labelled = rows.next_sentence_labels >= 0
         spans = {}
         if self._dataset.masking.unit == "span":
@@ -205,7 +212,7 @@ class DatasetLoader:
 
 
 class TokenLayout(NamedTuple):
-    """The fields of Batch that locate sequences and segments."""
+    """The Batch fields that locate sequences and segments."""
 
     sequence_ids: Int32[np.ndarray, "R T"]
     segment_ids: Int32[np.ndarray, "R T"]
@@ -223,6 +230,7 @@ def token_layout(rows: Rows) -> TokenLayout:
         sequence_ids = filled.astype(np.int32)
         segment_ids = (filled & (columns >= rows.first_segment_lengths)).astype(np.int32)
         return TokenLayout(sequence_ids, segment_ids, columns * sequence_ids, np.zeros_like(lengths))
+    # In a row, sequences follow one another without gaps, so each one starts where the lengths before it end.
     starts = np.cumsum(lengths, axis=1, dtype=np.int32) - lengths
     # A row consists of 2S + 1 runs of positions: segments A and B of every sequence in turn, and the padding. So runs
     # 2s and 2s + 1 belong to sequence s. A run may be empty.
@@ -236,6 +244,7 @@ def token_layout(rows: Rows) -> TokenLayout:
         repeated = np.repeat(np.broadcast_to(values, runs.shape).reshape(-1), runs.reshape(-1))
         return repeated.reshape(row_count, width)
 
+    # Padding keeps start 0; its positions are set to 0 below in any case.
     start_of_run = np.zeros_like(runs)
     start_of_run[:, :-1] = np.repeat(starts, 2, axis=1)
     sequence_ids = expand(np.append(np.repeat(np.arange(1, pack + 1, dtype=np.int32), 2), np.int32(0)))
@@ -259,7 +268,9 @@ def _in_order(
     for start in range(0, count, batch_size):
         indices = start + picked
         indices = indices[indices < count]
-        added = picked.size - indices.size  # rows of zeros, which fill up the last batch
+        # The last batch keeps the others' shape, so that the step is not compiled again. With `rows`, every process
+        # pads to the rows that it picked, even if none of them is left.
+        added = picked.size - indices.size
         fields = (
             None if field is None else np.pad(field, [(0, added)] + [(0, 0)] * (field.ndim - 1))
             for field in make(indices)
@@ -268,7 +279,7 @@ def _in_order(
 
 
 class WordCounts(NamedTuple):
-    """Counts of tokens, excluding padding and the first token ([CLS]) of every sequence."""
+    """Token counts, excluding padding and every sequence's first token ([CLS])."""
 
     ordinary: int  # not special
     words: int  # ordinary, and begin a word
@@ -283,6 +294,7 @@ def count_words(dataset: Dataset, tokenizer: Vocabulary, max_rows: int = 0) -> W
     kinds = token_kinds(tokenizer, dataset.masking.words)
     total = np.zeros(3, np.int64)
     for rows in _first_rows(dataset, max_rows):
+        # Column 0 of a sequence is its first token, usually [CLS], which no count includes.
         sequences = cut(rows, kinds.take(unmasked_ids(rows)))
         ordinary = int((sequences.kinds[:, 1:] != SPECIAL).sum())
         after_first = int(np.maximum(sequences.lengths - 1, 0).sum())
@@ -307,7 +319,8 @@ class SingleMasks:
         self._dataset, self._mask_id = dataset, tokenizer.mask_id
         self._ordinary = np.ones(tokenizer.vocab_size, bool)
         self._ordinary[list(tokenizer.special_ids)] = False
-        # A row has as many copies as its longest sequence has ordinary tokens.
+        # A row has as many copies as its longest sequence has ordinary tokens; without any, it has -1 + 1 = 0.
+        # Copies are numbered row by row, and _ends[r] is the number after the last copy of row r.
         copies = [self._numbers(rows)[0].max(axis=1) + 1 for rows in _first_rows(dataset, max_rows)]
         self._ends = np.cumsum(np.concatenate(copies) if copies else np.zeros(0, np.int64))
         self.count = int(self._ends[-1]) if len(self._ends) else 0
@@ -325,6 +338,7 @@ class SingleMasks:
         rows = self._dataset.gather(row)
         numbers, ids = self._numbers(rows)
         layout = token_layout(rows)
+        # Sequences shorter than the longest one run out of tokens, and have no prediction in the later copies.
         copy, position = np.nonzero(numbers == number[:, None])
         # A sequence has one prediction at most, so M is S, and sequence s has its prediction in column s.
         sequence = layout.sequence_ids[copy, position] - 1
@@ -349,6 +363,8 @@ class SingleMasks:
         ids = unmasked_ids(rows).astype(np.int32)
         layout = token_layout(rows)
         ordinary: Bool[np.ndarray, "R T"] = self._ordinary[ids] & (layout.sequence_ids > 0)
+        # Numbers count over the whole row first. The number at the sequence's first column then makes them restart
+        # there.
         before = np.cumsum(ordinary, axis=1) - ordinary
         first = np.arange(ids.shape[1]) - layout.positions  # the column at which the position's sequence begins
         return np.where(ordinary, before - np.take_along_axis(before, first, axis=1), -1), ids
@@ -367,6 +383,8 @@ class Prefetched(Iterator[Element]):
     def __init__(self, make: Callable[[int], Element], start: int, depth: int) -> None:
         self.waited_seconds = 0.0  # in all calls of next()
         self._make, self._numbers = make, itertools.count(start)
+        # A single thread makes elements in order, and `make` (a loader with a block of batches) need not be
+        # thread-safe.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._ahead: deque[Future[Element]] = deque()
         for _ in range(depth):
@@ -379,9 +397,11 @@ class Prefetched(Iterator[Element]):
         if not self._ahead:
             raise StopIteration
         began = time.perf_counter()
+        # The next element is requested before this one is awaited, so the thread never idles while the caller waits.
         element = self._ahead.popleft()
         self._request()
         try:
+            # exception() waits for the element. After a failure the thread makes no more elements, and next() ends.
             if element.exception() is not None:
                 self.close()
             return element.result()

@@ -36,6 +36,7 @@ REARRANGED = ("permute_sentences", "rotate_documents")
 Part = Literal["train", "eval"]
 PARTS: tuple[Part, ...] = ("train", "eval")
 
+# Names are joined to the folder's path, so a manifest must not be able to name a file outside of it.
 _NAME = re.compile(r"((train|eval)/)?\w[\w.-]*")
 AGAIN = "Copy the folder again, or build the examples again"
 
@@ -60,6 +61,7 @@ class _Maybe(NamedTuple):
     inner: Any
 
 
+# Bounds are inclusive; math.nextafter turns one into an exclusive bound.
 _COUNT = _Number(int, 0, 2**63 - 1)  # numpy's int64
 _SHARE = _Number(float, 0, 1)
 _WIDTH = _Number(int, 1, 65535)  # positions in a row are uint16
@@ -133,6 +135,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             f"{directory.parent / finished} is not finished: {finished}{INCOMPLETE} exists. Run the same "
             "bert-jax build-examples command again; it resumes where it stopped"
         )
+    # Nothing was ever written here: neither a finished output nor an unfinished one next to it.
     if not path.exists():
         raise UserError(f"no {MANIFEST} in {directory}. Give the output folder of bert-jax build-examples")
     return parse_manifest(path.read_bytes(), str(path))
@@ -140,6 +143,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 def parse_manifest(content: bytes, path: str) -> dict[str, Any]:
     """Parses a manifest. Raises UserError, which names `path`, if it is invalid or has another version."""
+    # The version comes first, because another version may have another layout.
     manifest = parse_json(content, path)
     version = manifest.get("schema_version")
     if version != SCHEMA_VERSION:
@@ -178,6 +182,7 @@ def _problem(value: Any, layout: Any, path: str) -> str | None:
             # In Python, True is an int. In JSON, 1 may stand for 1.0.
             number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
             return None if number and least <= value <= most else f"{path} is {value!r}"
+        # Unknown keys pass, so that a manifest may gain keys without a new version.
         case dict() | _Each():
             if not isinstance(value, dict):
                 return f"{path} is not an object"

@@ -111,6 +111,7 @@ class RowShares:
     def counts(self, rows: int) -> tuple[int, ...]:
         """Counts the first `rows` rows by source."""
         counts: list[int] = []
+        # Each source takes its share of the rows that sources before it left, so the counts always sum to `rows`.
         rest, total = rows, sum(self.weights)
         for weight in self.weights:
             counts.append(_rounded_share(rest, weight, total))
@@ -133,7 +134,7 @@ class RowShares:
 
 def _rounded_share(rows: Number, weight: int, total: int) -> Number:
     """Rounds rows * weight / total, half up."""
-    # The product of all rows and the weight could exceed 64 bits.
+    # The product of all rows and the weight could exceed 64 bits. Now both factors are at most about 10**DIGITS.
     wholes, rest = rows // total, rows % total
     return wholes * weight + (2 * rest * weight + total) // (2 * total)
 
@@ -152,6 +153,7 @@ class LaneShares:
 
     def counts(self, rows: int) -> Int64[np.ndarray, "K L"]:
         """Counts the first `rows` rows, a multiple of `lanes`, by source and lane."""
+        # A lane starts at lane * spacing in the sequence. The rows before that place are none of its own.
         ends = (lane * self.spacing + rows // self.lanes for lane in range(self.lanes))
         return (np.array([self.shares.counts(end) for end in ends], np.int64) - self._before).T
 
@@ -164,6 +166,7 @@ class LaneShares:
     @functools.cached_property
     def _before(self) -> Int64[np.ndarray, "L K"]:
         """Counts every source's rows before a lane's start in the sequence of `shares`."""
+        # A cached property writes to __dict__, not by setattr, so a frozen dataclass may have one.
         return np.array([self.shares.counts(lane * self.spacing) for lane in range(self.lanes)], np.int64)
 
 
@@ -204,6 +207,8 @@ class Mixture(NamedTuple):
         if spec.alpha is None:
             weights = [folder.weight for folder in spec.folders if folder.weight is not None]
         else:
+            # Counts are scaled to at most 1 first, so that no exponent makes a power overflow. The 1 avoids a division
+            # by 0.
             tokens = [dataset.counts["tokens"] for dataset in datasets]
             weights = [(count / max(*tokens, 1)) ** spec.alpha for count in tokens]
         shares = RowShares.of(weights, names, key)
@@ -254,6 +259,7 @@ def _check_sources(names: Sequence[str], datasets: Sequence[Dataset], key: str) 
     for number, dataset in enumerate(datasets[1:], 1):
         this, first = (f"{names[index]} ({address_of(datasets[index].directory)})" for index in (number, 0))
         for (words, option, value), (_, _, wanted) in zip(layout(dataset), layout(datasets[0]), strict=True):
+            # Comparing with the first source is enough, because equality is transitive.
             if value != wanted:
                 raise UserError(
                     f"{this} has {words} {value}, but {first} has {wanted}. Build all sources of {key} with the same "
@@ -328,13 +334,14 @@ class MixtureLoader:
         raise ValueError(f"no batch of {self._mixture.dataset.directory} is assigned to step {step}")
 
     def rows_before(self, step: int) -> Int64[np.ndarray, "K L"]:
-        """Counts the rows that earlier steps of the phase read, by source and lane."""
+        """Counts the rows that the phase's earlier steps read, by source and lane."""
         return self._shares.counts(sum(segment.rows * segment.steps_before(step) for segment in self._segments))
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
         """Returns the global batch for `step`, or only the selected `rows` of it. The arrays are read-only."""
         segment, block = self.segment(step), self._block
         picked = np.arange(segment.rows, dtype=np.int64)[slice(None) if rows is None else rows]
+        # Training, which always picks the same rows, finds most steps in the block. Any other request makes one step.
         same = np.array_equal(block.picked, picked)
         if not (same and block.first <= step < block.end):
             # If steps are requested in order, several steps are made together, up to the end of the segment.
@@ -374,6 +381,7 @@ class MixtureLoader:
             for loader, rows in zip(self._loaders, np.split(order, ends[:-1]), strict=True)
             if rows.size
         ]
+        # `places` is the inverse of `order`: row i of the batch is row places[i] of the concatenated parts.
         places = np.argsort(order, kind="stable")
         fields = zip(*made, strict=True)
         return Batch(*(None if parts[0] is None else np.concatenate(parts)[places] for parts in fields))

@@ -47,6 +47,7 @@ def combine(*parts: int | Integer[np.ndarray, "..."]) -> UInt64[np.ndarray, "...
 
 def hash_text(text: str) -> int:
     """Hashes a text to 64 bits, the same in every process and Python version."""
+    # Python's own hash() of a text differs between processes.
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
@@ -110,6 +111,7 @@ def _network(
     points: UInt64[np.ndarray, "K"], sizes: UInt64[np.ndarray, "2 #K"], keys: UInt64[np.ndarray, "K"]
 ) -> UInt64[np.ndarray, "K"]:
     """The Feistel rounds. A round adds a hash of one half to the other half, modulo the other half's size."""
+    # A new key in each round, from SplitMix64's sequence, makes the rounds independent functions.
     halves = list(np.divmod(points, sizes[1]))
     for number in range(ROUNDS):
         changed, fixed = number % 2, 1 - number % 2
@@ -171,6 +173,7 @@ class _Spans(NamedTuple):
 
 def common_lanes(batch_sizes: Iterable[int]) -> int:
     """Returns the largest number up to MOST_LANES that divides all batch sizes."""
+    # Lanes that divide every batch size have equally many rows in each batch.
     common = math.gcd(*batch_sizes)
     return max(lanes for lanes in range(1, MOST_LANES + 1) if common % lanes == 0)
 
@@ -201,6 +204,7 @@ def window_sizes(
             f"would hold {window_rows} rows. Use at least --config.data.cache_bytes="
             f"{math.ceil(bytes_per_row * least / share)}"
         )
+    # A small data set has small blocks, so that every lane and every window still has LEAST_BLOCKS of them.
     block_rows = min(MOST_BLOCK_BYTES // row_bytes, window_rows // LEAST_BLOCKS, rows // (lanes * LEAST_BLOCKS))
     return WindowSizes(lanes, window_rows, max(block_rows, 1))
 

@@ -69,9 +69,12 @@ class PhasedLoader:
     ) -> None:
         _check_phases(phases)
         segments = batch_segments(batches, [phase.first for phase in phases])
+        # data.cache_bytes streams either all phases or none. They share one number of lanes, because a later phase
+        # continues a data set lane by lane, and this number has to divide every phase's batches.
         streamed = isinstance(phases[0].mixture.dataset, StreamedDataset)
         lanes = common_lanes(batches.values) if streamed else 1
         self._caches = window_caches([phase.mixture for phase in phases], lanes, seed)
+        # `_reading` is the phase of the latest batch.
         self._phases, self._reading = list(phases), 0
         self._loaders: list[MixtureLoader] = []
         self.changes = tuple(sorted(segment.first for part in segments for segment in part))
@@ -93,6 +96,7 @@ class PhasedLoader:
                 readers={fingerprint: cache.read for fingerprint, cache in self._caches.items()},
             )
             self._loaders.append(loader)
+            # Only the last phase has no end, and no phase continues from there.
             if (end := part[-1].end) is not None:
                 read |= zip(fingerprints, before + loader.rows_before(end), strict=True)
 
@@ -131,6 +135,7 @@ class PhasedLoader:
 
     def phase(self, step: int) -> int:
         """Returns the index of a step's phase."""
+        # A phase begins at its first step, so bisect_right counts the phases that began at or before the step.
         return bisect.bisect_right(self._phases, step, key=lambda phase: phase.first) - 1
 
     def rows_at(self, step: int) -> int:
@@ -138,7 +143,7 @@ class PhasedLoader:
         return self._loaders[self.phase(step)].segment(step).rows
 
     def tokens_before(self, step: int) -> float:
-        """Counts the tokens of all earlier steps: without padding, and before infilling shortens the text."""
+        """Counts the tokens in all earlier steps: without padding, and before infilling shortens the text."""
         # A row counts as its data set's mean. So the count is a function of the step, and exact after whole epochs. It
         # is summed in a loop, because sum() rounds floats differently since Python 3.12.
         read = 0.0
@@ -148,6 +153,7 @@ class PhasedLoader:
 
     def epochs_before(self, step: int, first: int = 0) -> Mapping[str, float]:
         """Returns how many epochs the steps from `first` to before `step` read, by source of the latest mixture."""
+        # Phases may read one data set under different names, so rows are added up by fingerprint.
         read: Counter[str] = Counter()
         for (dataset, rows), (_, earlier) in zip(self._read_before(step), self._read_before(first), strict=True):
             read[dataset.fingerprint] += rows - earlier
@@ -223,7 +229,7 @@ def _check_phases(phases: Sequence[Phase]) -> None:
 
 
 def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> list[Phase]:
-    """Opens the training shards of all phases.
+    """Opens all phases' training shards.
 
     Args:
         only_manifests: Whether to read nothing but manifests if shards are in a store.
@@ -251,6 +257,7 @@ def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> 
         sources[key] = first, spec
 
     def opened(folder: str) -> Dataset:
+        # A plan needs nothing but the manifest, so no shard is copied from the store for it.
         if only_manifests and is_remote(folder):
             output, part = open_output(folder)
             manifest = parse_manifest(output.read(MANIFEST), f"{output.address}/{MANIFEST}")
@@ -261,6 +268,8 @@ def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> 
             return open_dataset(folder, "train")
         if config.cache_bytes:
             return open_streamed(folder, config.cache_bytes, config.cache_dir, not config.eval, _log)
+        # Held-out rows are opened later, from the training data set's folder, so they are copied with it. With
+        # data.eval, that folder has its own copy.
         if config.cache_dir and not config.eval:
             output, part = open_output(folder)
             folder = output.address if part == "train" else folder  # so the held-out rows are copied, too
@@ -285,7 +294,7 @@ def later_phases(config: PretrainDataConfig) -> dict[int, Any]:
 
 
 def open_held_out(config: PretrainConfig, phases: Sequence[Phase]) -> list[tuple[Source, ...]]:
-    """Opens the held-out rows of every phase: data.eval, or the held-out parts of the phase's own sources.
+    """Opens every phase's held-out rows: data.eval, or the held-out parts of the phase's own sources.
 
     Raises:
         UserError: Shards are unreadable, or checkpoint.best needs rows that a phase lacks or that differ by phase.

@@ -29,6 +29,7 @@ class StepSchedule(Generic[Value]):
 
     def at(self, step: int) -> Value:
         """Returns the value at a step."""
+        # The latest listed step that is not after `step`; a step that is listed itself already has its new value.
         return self.values[bisect.bisect_right(self.steps, step) - 1]
 
 
@@ -94,8 +95,10 @@ def batch_segments(batches: StepSchedule[int], starts: Sequence[int]) -> list[li
     # A segment ends where the batch size or the phase changes.
     borders = sorted({*batches.steps, *starts})
     phases: list[list[BatchSegment]] = [[] for _ in starts]
+    # zip_longest pairs the last border with None: the last segment has no end.
     for first, end in itertools.zip_longest(borders, borders[1:]):
         segments = phases[bisect.bisect_right(starts, first) - 1]
+        # Rows are numbered from 0 in each phase, because every phase has a mixture of its own.
         before = sum(segment.rows * segment.steps_before(first) for segment in segments)
         segments.append(BatchSegment(first, end, batches.at(first), before))
     return phases
@@ -115,6 +118,7 @@ class LinearSchedule(StepSchedule[float]):
         """Returns the value at a step."""
         index = bisect.bisect_right(self.steps, step) - 1
         first, before = self.steps[index], self.values[index]
+        # There is no later point to interpolate to.
         if index + 1 == len(self.steps):
             return before
         return before + (self.values[index + 1] - before) * (step - first) / (self.steps[index + 1] - first)
@@ -139,6 +143,7 @@ def mask_rates(rate: float | None, schedule: Mapping[Any, float], shape: str = S
         )
     if shape not in (STEPS, LINEAR):
         raise UserError(f"unknown data.mask_shape {shape!r}; choose from {STEPS}, {LINEAR}")
+    # A linear shape without rates is not the shards' rate: read_steps reports the missing schedule.
     if rate is None and not schedule and shape == STEPS:
         return None
     constant = {} if rate is None else {0: rate}

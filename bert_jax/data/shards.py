@@ -69,6 +69,8 @@ def write_shard(path: Path, rows: Rows) -> WrittenShard:
         arrays.append(array)
         fields.append(pa.field(name, array.type, nullable=False))
     schema = pa.schema(fields)
+    # The file is built in memory first: the size and hash in the manifest are then those of the bytes that are written,
+    # and a failure leaves nothing behind.
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch(arrays, schema=schema))
@@ -98,16 +100,19 @@ def read_shard(source: Path | pa.NativeFile) -> Rows:
             if pa.types.is_fixed_size_list(array.type):
                 # flatten() would import pyarrow.compute, which takes longer than mapping a hundred shards.
                 flat = array.values.to_numpy(zero_copy_only=True)
+                # `values` ignores the list array's own offset and length.
                 flat = flat.reshape(-1, array.type.list_size)[array.offset : array.offset + len(array)]
             elif pa.types.is_integer(array.type):
                 flat = array.to_numpy(zero_copy_only=True)
             else:
                 raise Corrupt(f"column {name} is {array.type} instead of integers in a fixed-size list")
             columns[name] = flat
+    # A missing file is an OSError, too, but not a corrupt shard. Callers report it in other words.
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: contradictory sizes
         raise Corrupt(f"not an Arrow IPC file ({' '.join(str(error).split())})") from error
+    # Columns with a default are present only with static masks. layout_problem compares them with the manifest.
     needed = [name for name in Rows._fields if name not in Rows._field_defaults]
     if missing := [name for name in needed if name not in columns]:
         raise Corrupt(f"column {missing[0]} is missing")
@@ -195,8 +200,11 @@ class Dataset:
         self.masking = MaskingRule.from_manifest(manifest["masking"])
         self.vocab_size: int = manifest["tokenizer"]["vocab_size"]
         self.tokenizer_hash: str = manifest["tokenizer"]["hash"]
+        # _ends[s] is the index of the first row after shard s. searchsorted with side="right" thus finds a row's shard,
+        # and never finds an empty shard.
         self._ends = np.cumsum([shard["rows"] for shard in self.shards], dtype=np.int64)
         self.rows = int(self._ends[-1]) if self.shards else 0
+        # The fingerprint identifies rows, not a place: a copy in another folder has the same one.
         digest = hashlib.sha256()
         for shard in self.shards:
             digest.update(f"{shard['name']} {shard['rows']} {shard['sha256']}\n".encode())
@@ -226,7 +234,11 @@ class Dataset:
             local = indices[places] - (self._ends[shard] - self.shards[shard]["rows"])
             for target, column in zip(out, self._columns(shard), strict=True):
                 target[places] = column[local]
+        # Only trailing fields of Rows can be absent (the static masks), so the columns in order are its first
+        # arguments.
         rows = Rows(*out)
+        # Only copied rows are checked, because a check of whole shards would read them from disk. After a problem, the
+        # rows' shards are searched for the one to name.
         if value_problem(rows, self.manifest):
             for shard in numbers.tolist():  # the damaged one raises an error with its name
                 self.shard_rows(shard)
@@ -266,6 +278,7 @@ class Dataset:
             problem = "the file no longer exists"
         if problem:
             raise _damaged(path, problem)
+        # Later calls reuse the mapping. layout_problem has made sure that all shards have the same columns.
         return [column for column in rows if column is not None]
 
 
@@ -282,6 +295,7 @@ def value_problem(rows: Rows, manifest: Mapping[str, Any]) -> str | None:
     This is a quick check of every batch. `bert-jax inspect-shards DIR --verify` checks much more.
     """
     vocab_size, length = manifest["tokenizer"]["vocab_size"], manifest["seq_len"]
+    # There may be no rows: initial=0 gives every maximum a value.
     total = rows.sequence_lengths.sum(axis=1, dtype=np.int64).max(initial=0)
     checks = [
         (rows.input_ids.max(initial=0) >= vocab_size, f"an id outside of the vocabulary of {vocab_size}"),
@@ -368,11 +382,14 @@ def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callabl
     with (folder / ".lock").open("wb") as lock:
         if not wait_for_lock(lock):
             raise UserError(f"data.cache_dir={cache_dir} is on a file system without locks; choose one on a local disk")
+        # The lock makes processes that share the cache wait here. They then find the files of the first one.
         prefixes = tuple(f"{part}/" for part in ((chosen,) if chosen else parts))
         shards = {shard["name"]: shard for shard in manifest["shards"] if shard["name"].startswith(prefixes)}
+        # A name from a store must not lead out of the cache.
         others = [name for name in source.names("tokenizer") if ".." not in name.split("/")]
         sizes = {name: shard["bytes"] for name, shard in shards.items()}
         sizes |= {name: source.size(name) for name in [*others, manifest["unigram_counts"]]}
+        # A file with the right size is complete, because write_atomic renames a file only once it is whole.
         missing = [name for name, size in sizes.items() if _size(folder / name) != size]
 
         def fetch(name: str) -> None:
@@ -394,6 +411,7 @@ def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callabl
 def open_output(address: str) -> tuple[Folder, Part | None]:
     """Returns the build_examples output at an address, and the part if the address ends in train/ or eval/."""
     output = Folder(address)
+    # An output folder may itself be called train, and is then told by its manifest.
     parent, _, last = output.address.rpartition("/")
     if last in PARTS and output.read_if_present(MANIFEST) is None:
         return Folder(parent), "train" if last == "train" else "eval"

@@ -66,10 +66,14 @@ class RangeFiles:
             try:
                 content = memoryview(self._open(path)(offset, length))
             except (OSError, pa.ArrowException) as error:
+                # A missing file stays missing, so it is not retried. wait() returns True as soon as close() is called,
+                # which ends the pauses of all threads.
                 missing = isinstance(error, FileNotFoundError)
                 if missing or seconds is None or self._closed.wait(seconds):
                     raise failure(address, error) from None
             else:
+                # A short answer is no failed request: the file is shorter than its manifest entry, and another attempt
+                # cannot help.
                 if len(content) != length:
                     raise UserError(f"damaged {address}: it ends before byte {offset + length}; copy it again")
                 return content
@@ -145,9 +149,12 @@ class StreamedDataset(Dataset):
             name: _Column(shape, np.dtype(kind), math.prod(shape) * np.dtype(kind).itemsize)
             for name, (shape, kind) in stored_columns(manifest).items()
         }
+        # A row has as many bytes in memory as in the file, because columns have a fixed width.
         self.row_bytes = sum(column.width for column in self._stored.values())
+        # One listing of the folder replaces a request per shard.
         check_sizes(address, self.shards, Folder(address).sizes(part))
         self._files = RangeFiles(address)
+        # Two threads may read the same framing at once. Both get the same numbers.
         self._framing = functools.cache(self._read_framing)
 
     def order(self, lanes: int, seed: int, share: float = 1.0) -> WindowOrder:
@@ -308,6 +315,8 @@ class WindowCache:
         ends = np.cumsum(np.bincount(inverse, minlength=len(firsts)))
         groups = np.split(np.argsort(inverse, kind="stable"), ends[:-1])  # rows of the result, by window
         for first, into in zip(firsts.tolist(), groups, strict=True):
+            # Advancing frees the lane's earlier windows. Windows come in ascending order, so their rows are copied
+            # already.
             loading = self._advance(first)
             self._look_ahead(first % self._order.sizes.lanes)
             for piece in loading.pieces:
@@ -332,6 +341,7 @@ class WindowCache:
     def close(self) -> None:
         """Ends the threads. Each first finishes the request that it waits for."""
         self.release()
+        # Interrupting retries first keeps shutdown(), which waits for running reads, from waiting half a minute.
         self._dataset.close()
         self._threads.shutdown(cancel_futures=True)
 
@@ -339,6 +349,7 @@ class WindowCache:
         """Returns the window that begins with this number, and frees earlier windows of its lane."""
         lane = first % self._order.sizes.lanes
         held = self._held.setdefault(lane, [])
+        # A window that lies behind the held ones is not among them: all of them are dropped, and it is loaded again.
         while held and held[0].window.first != first:
             held.pop(0).cancel()
         if not held:
@@ -357,6 +368,7 @@ class WindowCache:
         futures, place = [], 0
         for begin, count in zip(window.begins.tolist(), window.counts.tolist(), strict=True):
             for piece in self._dataset.pieces(begin, count):
+                # Every piece fills its own rows of the window, so threads need no lock.
                 into = slice_rows(rows, place, place + piece.rows)
                 futures.append(self._threads.submit(self._dataset.read, piece, into))
                 place += piece.rows

@@ -35,6 +35,7 @@ _ORDER, _REPLACEMENT, _LENGTH, _REORDER, _SHUFFLE = 1, 2, 4, 5, 6
 
 def token_kinds(tokenizer: Vocabulary, words: str | None = "spaces") -> UInt8[np.ndarray, "V"]:
     """Returns the kind of every id (rule.py), given a rule for words; None: every token is a word."""
+    # Later lines override earlier ones, and special tokens come last: they are never masked, whatever else they are.
     kinds = np.full(tokenizer.vocab_size, WHOLE, np.uint8)
     if words is not None:
         kinds[tokenizer.continuation] = INSIDE
@@ -123,10 +124,13 @@ class Masker:
         flat_indices = sequences.offsets[sequence] + position
         row = sequences.rows[sequence]
         counts = np.bincount(row, minlength=row_count)
+        # Dropping the excess would make a sequence's masks depend on the other sequences of its row, against law 2.
         if counts.size and counts.max() > max_predictions:
             raise ValueError(f"a row has {counts.max()} predictions, and max_predictions is {max_predictions}")
         column = np.arange(flat_indices.size) - np.repeat(np.cumsum(counts) - counts, counts)
 
+        # One hash per prediction: its high half decides between mask, random and keep, its low half picks the random
+        # token.
         states = hashing.combine(_REPLACEMENT, self.seed, epochs, sequences.keys)[sequence]
         picks = cases = hashing.mix(states + position.astype(np.uint64) * hashing.GAMMA)
         if self.rule.unit == "span":
@@ -146,6 +150,7 @@ class Masker:
             shorter = _shorten(rows, input_ids, sequences, chosen.runs, self._pad_id, self._mask_id)
             input_ids, lengths, first_lengths, places = shorter
             flat_indices = places[sequence, position]
+        # Fillers keep position 0 and id 0. Their weight is 0.
         positions, ids = np.zeros((2, row_count, max_predictions), np.int32)
         positions[row, column] = flat_indices - row * width
         ids[row, column] = original
@@ -185,6 +190,7 @@ class Masker:
 
     def _budgets(self, sequences: Sequences, rates: Float64[np.ndarray, "R"] | None) -> Int64[np.ndarray, "Q"]:
         rate = self.rule.rate if rates is None else rates[sequences.rows]
+        # np.rint rounds halves to even. max_predictions adds 0.5 to cover either direction.
         return np.maximum(1, np.rint(rate * sequences.lengths)).astype(np.int64)
 
     def _choose_positions(
@@ -193,6 +199,7 @@ class Masker:
         budgets = self._budgets(sequences, rates)
         words = find_words(sequences)
         order = shuffle(words.starts, hashing.combine(_ORDER, self.seed, epochs, sequences.keys))
+        # A read-only view of one element takes no memory.
         none_moved = np.broadcast_to(np.zeros(1, bool), words.starts.shape)
         if self.rule.unit in ("token", "word"):
             chosen = choose_words(words, order, budgets)
@@ -204,6 +211,7 @@ class Masker:
             chosen = runs.chosen
         if not self.rule.reorder_rate:
             return _Choice(chosen, none_moved, None)
+        # Trigrams are chosen after the masks and avoid them, so a reorder rate changes no mask.
         free = _trigram_starts(sequences, words, chosen)
         order = shuffle(free, hashing.combine(_REORDER, self.seed, epochs, sequences.keys))
         trigrams = np.rint(self.rule.reorder_rate * sequences.lengths / LENGTH).astype(np.int64)
@@ -315,6 +323,7 @@ def _shuffle_trigrams(
     original: Int32[np.ndarray, "K"], states: UInt64[np.ndarray, "K"], positions: Int64[np.ndarray, "K"]
 ) -> Int32[np.ndarray, "K"]:
     """Puts every trigram in one of its six orders, chosen by the sequence's state and the position."""
+    # Positions ascend and trigrams do not overlap, so every three consecutive elements are one trigram.
     values = hashing.mix(states[::LENGTH] + positions[::LENGTH].astype(np.uint64) * hashing.GAMMA)
     picks = hashing.bounded((values >> np.uint64(32)).astype(np.uint32), len(_ORDERS))
     return np.take_along_axis(original.reshape(-1, LENGTH), _ORDERS[picks], axis=1).reshape(-1)

@@ -147,6 +147,7 @@ def cut(rows: Rows, kinds: UInt8[np.ndarray, "R T"]) -> Sequences:
     """Splits rows into sequences, given the kinds of their tokens."""
     row_count, width = kinds.shape
     lengths = rows.sequence_lengths.astype(np.int64)
+    # Flat indices: a sequence starts after the earlier rows and the earlier sequences of its own row.
     starts = np.cumsum(lengths, axis=1) - lengths + np.arange(row_count)[:, None] * width
     pack = lengths.shape[1]
     numbers = np.repeat(np.arange(row_count), pack)
@@ -179,6 +180,7 @@ def find_words(sequences: Sequences) -> WordBoundaries:
         inside |= kinds == ATTACHED
     inside[:, 0] = False
     inside[:, 1:] &= kinds[:, :-1] != SPECIAL
+    # Segment B begins a word. A sequence without B may fill its row, and has no such column.
     second = np.flatnonzero(sequences.first_lengths < kinds.shape[1])
     inside[second, sequences.first_lengths[second]] = False
     return WordBoundaries((kinds != SPECIAL) & ~inside, inside)
