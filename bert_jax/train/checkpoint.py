@@ -69,6 +69,8 @@ CheckHeld = Callable[[], None]
 
 
 class Restored(NamedTuple):
+    """A step that was read: its trees, with shardings, and its metadata."""
+
     params: PyTree
     optimizer_state: PyTree
     average: PyTree | None
@@ -100,12 +102,14 @@ class Checkpoints:
         self._keep, self._keep_every, self._check_held = keep, keep_every, check_held
         self._opened = contextlib.ExitStack()
         self._writer = self._opened.enter_context(Writer())
+        # Orbax writes here: into the checkpoints' folder, or for S3 into a local one whose files `_finish` uploads.
         self._written: Location = self.directory
         if is_staged(self.directory):
             self._written = self._opened.enter_context(scratch_folder()) / "checkpoints"
         self._saving: int | None = None
         self._finishing: threading.Thread | None = None
         self._failure: BaseException | None = None
+        # A run holds its workdir, so nobody is still writing what is removed here.
         _remove_unfinished(self.directory)
         # The complete steps, equal in all processes. Steps that a run which replaces this one saves are never added.
         self._known = set(self.steps())
@@ -130,13 +134,15 @@ class Checkpoints:
         Args:
             optimizer_state: None for a checkpoint that can initialize a run but not resume one.
             meta: JSON values; meta["evaluation"] holds the step's held-out metrics.
-            average: the moving average of the parameters, if any.
+            average: the parameters' moving average, if any.
 
         Raises:
             Exception: the failure of the previous save, as from `wait`. An OSError for a full disk names the step.
                 Older checkpoints stay whole.
         """
+        # One save at a time. The failure of the last one is raised before another begins.
         self.wait()
+        # Not by a listing of the folder, which may differ between processes for a moment.
         if step in self._known:
             return
         if not is_stored(self._written):
@@ -152,6 +158,7 @@ class Checkpoints:
                 {item: tree for item, tree in trees.items() if tree is not None},
                 copy.deepcopy(dict(meta)),  # it is written by a thread while the run changes its sums
             )
+        # A daemon, so that a process which must not wait for this save (see __exit__) can still exit.
         self._finishing = threading.Thread(target=self._finish, args=(step,), name="finish checkpoint", daemon=True)
         self._finishing.start()
 
@@ -245,10 +252,12 @@ class Checkpoints:
         """
         if self._finishing is not None:
             self._finishing.join()
+        # Both are cleared before anything is raised, so that a failure is raised once and the next save may begin.
         saved, self._saving = self._saving, None
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+        # Only now, since best.json must never name a step that is not complete.
         if saved is not None:
             self.write_best()
 
@@ -290,10 +299,11 @@ class Checkpoints:
                 self._check_held()  # the upload replaces files that another run may have put there
                 with self._explained(step, self.directory):
                     upload_folder(staged, stored)
-                    self._check_held()
+                    self._check_held()  # again, since an upload may take minutes
                     write_file(stored / MARK, f"Checkpoint commit was successful to {stored}".encode())
                 shutil.rmtree(staged)
-            # Old steps go last, so that a complete one exists at any instant.
+            # Old steps go last, so that a complete one exists at any instant. `save` joins this thread before it reads
+            # what changes here.
             self._known.add(step)
             steps = sorted(self._known)
             best = self.best.among(steps) if self.best else None
@@ -325,6 +335,7 @@ class Checkpoints:
         folder = self.directory / DAMAGED
         if not is_stored(folder):
             folder.mkdir(exist_ok=True)
+        # An earlier run may have moved a damaged step with the same number, which it then saved again.
         suffixes = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
         target = next(path for suffix in suffixes if not (path := folder / f"{step}{suffix}").exists())
         move_folder(self.directory / str(step), target)
@@ -343,6 +354,7 @@ def _remove_unfinished(directory: Location) -> None:
     """Removes the remains of interrupted saves and removals."""
     if not distributed.is_primary():
         return
+    # On a disk, a folder with a plain number is complete. In a store, one without a mark is not.
     complete = set(map(str, saved_steps(directory)))
     with store_errors(directory, f"read {directory}"):
         for path in list(directory.iterdir()) if directory.is_dir() else ():
@@ -368,6 +380,7 @@ def restore(directory: Location, params: PyTree, optimizer_state: PyTree, averag
     """
     document = read_meta(directory)
     tensors = document["tensors"]
+    # convert and export write such steps (workdir.write_params).
     if OPTIMIZER not in tensors:
         raise UserError(
             f"checkpoint {directory} holds parameters but no optimizer state, so training cannot resume from it. "

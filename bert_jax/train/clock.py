@@ -34,7 +34,7 @@ class TokenLength:
     @property
     def steps(self) -> int:
         """The first step before which all tokens are read."""
-        # Doubling finds an upper bound for the bisection.
+        # Doubling finds an upper bound for the bisection. The share is capped at 1, so the first 1 is the end.
         most = 1
         while self.share(most) < 1.0:
             most *= 2
@@ -83,6 +83,7 @@ class Clock:
         self.fraction, self.refreshed = fraction, False
         self._start, self._changed = start, changed
         self._elapsed_before = elapsed
+        # monotonic(), because the system's clock may be set while the run trains.
         self._started = self._estimated_from = time.monotonic()
         self._share = self._share_then = fraction  # by steps or tokens, or by an earlier run's log
         self._last_refresh = -1.0
@@ -90,6 +91,7 @@ class Clock:
         self._sent: jax.Array | None = None
         self._replay = read_fractions(replay) if replay else None
         if self._replay and changed:
+            # A changed length invalidates the checkpoint's fraction. The log has the value that held at this step.
             earlier = [step for step in self._replay if step <= start]
             if not earlier and fraction >= 1.0:
                 raise UserError(
@@ -123,6 +125,7 @@ class Clock:
         by_pace = (time.monotonic() - self._estimated_from) * (1 - self._share) / done if done > 0 else None
         if self.budget <= 0 or self._replay is not None:
             return by_pace
+        # A run with a budget may also end by its steps, so the sooner of both ends counts.
         by_budget = max(self.budget - self.elapsed, 0.0)
         return by_budget if by_pace is None else min(by_budget, by_pace)
 
@@ -146,7 +149,8 @@ class Clock:
             self.refreshed, self.fraction = step % self.log_every == 0, by_steps
         elif step > self._start or self.fraction >= 1.0 or self._changed:
             # A restart uses its checkpoint's fraction, like a run without a stop. A run that had finished, or whose end
-            # has changed, reads the clock instead, and its log gets the value (Recorder.correct_fraction).
+            # has changed, reads the clock instead, and its log gets the value (Recorder.correct_fraction). Several
+            # processes know one clock only at multiples of log_every, so they refresh nowhere else.
             due = jax.process_count() == 1 and self.elapsed - self._last_refresh >= REFRESH_SHARE * self.budget
             due |= step == self._start
             self.refreshed = due or step % self.log_every == 0 or (0 < self.steps <= step)
@@ -154,12 +158,14 @@ class Clock:
                 self._last_refresh = self.elapsed
                 # Rounded as the step sees it, so that the logged value replays exactly.
                 self.fraction = float(np.float32(min(1.0, max(by_steps, self.agreed / self.budget))))
+        # `remaining` needs a share that grows steadily. With a budget, the fraction changes only at refreshes.
         self._share = by_steps if self._replay is None else self.fraction
         return self.fraction
 
 
 def make_clock(config: TrainConfig, meta: Mapping[str, Any], length: TokenLength | None = None) -> Clock:
-    """Makes the clock of a run that resumes from a checkpoint with this metadata (empty: the run begins)."""
+    """Makes a run's clock, given the metadata of the checkpoint from which it resumes (empty: it begins)."""
+    # A key that the checkpoint does not record counts as unchanged.
     there = (meta.get("provenance") or {}).get("configuration", {})
     return Clock(
         config.steps,

@@ -85,6 +85,7 @@ def write_on_every_host() -> None:
     mark = distributed.broadcast_from_primary(mark)
     is_seen = folder is None or not mark or (folder / mark).exists()
     multihost_utils.process_allgather(np.bool_(is_seen))  # all have looked
+    # A process that shares process 0's folder leaves writing to it, as jax does.
     if is_seen:
         compiler._cache_write = by_jax
     if folder is not None and mark and distributed.is_primary():
@@ -100,6 +101,7 @@ class _Count:
     """Programs that this process asked for, how many the cache had, and the seconds by thread."""
 
     def __init__(self) -> None:
+        # Threads that compile at once may lose a count. Counts only choose the words of a line.
         self.asked = self.cached = 0
         self._seconds: defaultdict[int, float] = defaultdict(float)
         jax.monitoring.register_event_duration_secs_listener(self._on_duration)
@@ -124,7 +126,7 @@ _count = _Count()
 
 @contextlib.contextmanager
 def compiling(progress: ProgressLine) -> Iterator[None]:
-    """Shows that this block compiles or loads the training step; if it took long, reports afterwards which it was."""
+    """Shows that this block compiles or loads the training step, and reports which it was if it took long."""
     asked, cached, began = _count.asked, _count.cached, time.monotonic()
     progress.note("compiling the training step")
     yield
@@ -148,6 +150,7 @@ def evaluating(progress: ProgressLine, clock: Clock, begins: bool) -> Iterator[N
 def _report(progress: ProgressLine, program: str, asked: int, cached: int, seconds: float) -> None:
     """Reports, if it took long, whether all programs since the counts `asked` and `cached` were in the cache."""
     if seconds >= WORTH_A_LINE:
+        # Loaded only if the cache had every program: one that it lacked may have taken all of the time.
         loaded = _count.cached > cached and _count.cached - cached == _count.asked - asked
         how = f"loaded {program} from the compilation cache" if loaded else f"compiled {program}"
         progress.report(f"{how} in {duration(seconds)}")
@@ -176,6 +179,8 @@ class CompilingAhead:
         mesh: Mesh,
         report: Callable[[str], None],
     ) -> None:
+        # Compiled programs are found by shapes, dtypes, weak types and shardings, so all of them must match the loop's
+        # call.
         def abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
             weak = getattr(leaf, "weak_type", False)  # which keys do not have
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=weak)
@@ -184,10 +189,12 @@ class CompilingAhead:
 
         def compile_for(batch: Any) -> None:
             with jax.set_mesh(mesh):  # which is a property of the thread
+                # The loop passes the fraction as np.float32, too. A Python float would be another type.
                 train_step.lower(abstract_state, batch, np.float32(0), *others).compile()
 
         at_once = jax.process_count() > 1 or mesh.devices.flat[0].platform == "gpu"
         self._compiling: dict[Any, Future[None]] = {}
+        # One core is left for the loop.
         self._threads = ThreadPoolExecutor(max(min(len(later), (os.cpu_count() or 2) - 1), 1), "compile")
         for step, batch in later.items():
             report(f"compiling for step {step}: {describe_batch(batch)}")
@@ -201,6 +208,7 @@ class CompilingAhead:
 
         Raises the error of any program that has failed to compile.
         """
+        # Finished programs are collected, too: an error then ends the run soon, not when the program is needed.
         for shape in [shape for shape, future in self._compiling.items() if future.done() or shape == _shape(batch)]:
             self._compiling.pop(shape).result()
 
@@ -208,13 +216,14 @@ class CompilingAhead:
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        # A compilation that has begun cannot be interrupted, and nobody waits for it.
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def later_batch_shapes(
     source: Source, first: int, end: int, mesh: Mesh, shapes_at: Sequence[int] = ()
 ) -> dict[int, Any]:
-    """Returns abstract batches of the shapes and types that differ from the first batch's, by their first step.
+    """Returns an abstract batch for each shape or type that differs from the first batch's, by its first step.
 
     Args:
         first: the run's first step.
@@ -228,12 +237,14 @@ def later_batch_shapes(
     batches: dict[Any, tuple[int, Any]] = {}
     later = shapes_at or (change for change in source.changes if change > first)
     for step in (first, *(step for step in later if step < end or end <= 0)):
+        # One row tells the shapes and dtypes of all; the source knows how many rows there are.
         rows = source.rows_at(step)
         batch = jax.tree.map(
             lambda leaf, rows=rows: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype, sharding=sharding),
             source.batch(step, slice(0, 1)),
         )
         batches.setdefault(_shape(batch), (step, batch))
+    # The first entry is the first batch's shape, which the loop compiles itself.
     return dict(list(batches.values())[1:])
 
 

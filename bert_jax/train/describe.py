@@ -42,6 +42,7 @@ def describe(
     elif meta:
         begins = "nothing is left to train after" if ended else "resuming from"
         lines.insert(0, f"{begins} step {meta['step']} of {run.workdir}")
+    # Warnings come after the changes, which may have caused them.
     lines += [] if ended else optimizer_warnings(run, meta)
     if run.length is not None:
         lines.append(f"a run of {run.length.tokens:,.0f} tokens: {run.length.steps:,} steps")
@@ -85,7 +86,8 @@ def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
         sharded = "replicated" if placed.is_fully_replicated else str(getattr(placed, "spec", placed))
         factor = factors.get(path, np.ones(()))
         count = int(np.sum(factor))
-        # One factor for all layers, [], or one for each, [L, 1, ...]. Only 0 and 1 can be told as layers.
+        # One factor for all layers, [], or one for each, [L, 1, ...]. Only factors of 0 and 1 select layers; others are
+        # shown as a range.
         if not np.isin(factor, (0, 1)).all():
             learns = f"x {_range(factor)}"
         elif np.all(factor) or not count:
@@ -101,6 +103,7 @@ def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
 
 def device_memory_summary(state: Any, mesh: Mesh) -> str:
     """Describes a training state's memory per device, its largest replicated tensor, and tensors left undivided."""
+    # A shard's shape is the array's own if it is replicated, which thus counts in full.
     leaves = named_leaves(state)
     sizes = {
         name: leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape)) for name, leaf in leaves.items()

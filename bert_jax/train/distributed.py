@@ -91,6 +91,7 @@ def find(flags: ProcessOptions, environment: Mapping[str, str] = os.environ) -> 
     UserError for impossible values.
     """
     address = flags.coordinator_address or environment.get("JAX_COORDINATOR_ADDRESS") or None
+    # Flags come first, then jax's variables, then the scheduler, which jax asks itself.
     count = _number("num_processes", flags.num_processes, environment)
     process = _number("process_id", flags.process_id, environment)
     # A scheduler's only task is one process, and needs no coordinator.
@@ -198,6 +199,7 @@ def send_from_primary(number: float) -> jax.Array:
 
     All processes call it at the same point. Reading the array waits for the steps dispatched before.
     """
+    # All processes but 0 contribute zeros, so the maximum over all devices is process 0's number.
     mesh = Mesh(jax.devices(), "devices")
     of_process = np.full(jax.local_device_count(), number if is_primary() else 0, np.float32)
     sent = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("devices")), of_process)
@@ -207,6 +209,7 @@ def send_from_primary(number: float) -> jax.Array:
 
 def check_same(values: Mapping[str, Any], advice: str) -> None:
     """Raises UserError in a process whose JSON values differ from process 0's, and names the differences."""
+    # Through JSON on both sides, so that a tuple equals a list.
     here = json.loads(json.dumps(dict(values)))
     there = broadcast_from_primary(here)
     if differing := [name for name in sorted({*here, *there}) if here.get(name) != there.get(name)]:
@@ -248,6 +251,7 @@ def processes(flags: ProcessOptions, *, saves: bool = True) -> Iterator[None]:
     except Stopped:  # all of them at the same step
         if peers is None:
             raise
+        # Process 0 alone prints the message; the others exit with the same code.
         _leave(peers)
         if is_primary():
             raise
@@ -268,6 +272,8 @@ def _call(flags: ProcessOptions, address: tuple[str, int], count: int, process: 
 
 def _initialize(cluster: Cluster, flags: ProcessOptions, saves: bool) -> bool:
     """Starts jax's distributed runtime; returns False if nothing is given and jax finds no scheduler."""
+    # The service catches SIGTERM. A command that never asks stop_requested would then not end by it. Set first, because
+    # jax reads the option when it connects.
     jax.config.update("jax_enable_preemption_service", saves)
     place = (cluster.coordinator_address, cluster.num_processes, cluster.process_id)
     with warnings.catch_warnings():
@@ -303,6 +309,7 @@ def _fail(peers: failure_detection.Peers, error: BaseException) -> NoReturn:
     if outcome is None and isinstance(error, Exception):
         # A collective fails here first when its other end has died; failure_detection then knows who it was.
         threading.Event().wait(_BLAME_SECONDS)
+    # Never released, because the process exits: the watching thread cannot print a second reason (_end).
     with _last_words:
         if outcome is None:
             code, message = 1, f"{type(error).__name__}: {error}"
@@ -337,6 +344,7 @@ def print_last(text: str, *, begun_by_others: bool = False) -> None:
 
 
 def _exit(code: int) -> NoReturn:
+    # os._exit runs no exit handlers: jax's would wait for processes that are lost.
     hold.release_all()  # the same command may be run again on other hosts, at once
     sys.stdout.flush()
     os._exit(code)

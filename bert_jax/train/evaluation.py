@@ -37,6 +37,7 @@ def evaluate_batches(
         The metrics over all rows, and NAME/METRIC for every named source; empty without batches.
     """
     replicated, options = sharding.replicated(mesh), sharding.options(mesh)
+    # Sums and counts come back replicated, so that every process computes the same metrics.
     step = jax.jit(evaluation_step, static_argnums=0, out_shardings=replicated, compiler_options=options)
     # One step behind: `computing` holds the sums of a batch that the devices still compute.
     totals: dict[str, tuple[Terms, Counts]] = {}
@@ -174,6 +175,7 @@ class EarlyStop:
         self.value: float = saved.get("value", math.nan)
         self.evaluation: dict[str, float] = dict(saved.get("evaluation", {}))
         self.waited: int = saved.get("waited", 0)
+        # Without a saved state, the count starts at the best saved evaluation, so that a worse one does not replace it.
         earlier = best.among([step for step, metrics in evaluations.items() if step <= first and metrics])
         if not saved and earlier is not None:
             self.step, self.value = earlier, best.values[earlier]

@@ -61,6 +61,8 @@ class Peers:
 
     def leave(self) -> None:
         """Tells all others that this process has finished, and closes its connections."""
+        # The message goes first, then the flag, then the connections: so neither this process's watcher nor another's
+        # takes a closed connection for a loss.
         self._tell({"end": self.process})
         self._closing.set()
         if self._thread is not None:
@@ -69,6 +71,7 @@ class Peers:
             _close(connection)
 
     def _tell(self, message: dict[str, Any], but: int = -1) -> None:
+        # The watching thread and the one that ends the run both send, and frames must not mix.
         with self._sending:
             for process, connection in self.connections.items():
                 if process != but:
@@ -97,6 +100,7 @@ class Peers:
                 if connection not in ready:
                     continue
                 heard[process] = time.monotonic()
+                # Any message proves that the process lives. None means that its connection was closed.
                 message = _receive(connection)
                 if message is None and not self._closing.is_set():
                     return self._stop(process, *_lost(process, self.count), on_stop)
@@ -114,6 +118,7 @@ class Peers:
         if self.process == 0:  # only process 0 knows all others; the lost one no longer listens
             self._tell({"stop": {"process": process, "code": code, "message": message}}, but=process)
         self._let_others_go()
+        # Last, because on_stop exits this process.
         on_stop(code, f"process {process} of {self.count} has stopped: {message}")
 
 
@@ -151,6 +156,7 @@ def _gather(port: int, count: int, timeout: float) -> dict[int, Connection]:
     until = time.monotonic() + timeout
     with _listen(port) as listener:
         while len(here) < count - 1:
+            # Never 0, which would make accept() return at once.
             listener.settimeout(max(until - time.monotonic(), 0.01))
             try:
                 connection = _framed(listener.accept()[0])
@@ -190,6 +196,7 @@ def _refuse(connections: Iterable[Connection], why: str) -> None:
 
 def _listen(port: int) -> socket.socket:
     try:
+        # Both families, since --coordinator_address may name either. The backlog holds all processes of a large run.
         if socket.has_dualstack_ipv6():
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
         return socket.create_server(("", port), backlog=1024)
@@ -218,6 +225,7 @@ def _join(host: str, port: int, count: int, process: int, timeout: float) -> Con
         connection.close()
         if answer is not None and "refused" in answer:
             raise UserError(str(answer["refused"]))
+        # Something else may still listen at the port, e.g. the run that is being replaced, so this tries again.
         why = "the program that answers there does not wait for processes; it may be a run that has started"
         time.sleep(_RETRY_SECONDS)
     raise UserError(
@@ -228,6 +236,8 @@ def _join(host: str, port: int, count: int, process: int, timeout: float) -> Con
 
 def _framed(connected: socket.socket) -> Connection:
     """The connection of a socket, which it takes over."""
+    # Connection reads and writes the descriptor itself, so a timeout of the Python object would only make it
+    # non-blocking. The kernel's timeouts (a struct timeval) bound each call instead.
     connected.settimeout(None)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):

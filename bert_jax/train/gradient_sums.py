@@ -68,6 +68,7 @@ class InShard(Placement):
         return jax.lax.with_sharding_constraint(array, _over_tensor(name, array))
 
     def gather(self, params: Any, prefix: str = "", dtype: DTypeLike | None = None) -> Any:
+        # A call without a prefix is for the whole model, whose other parameters over_devices has gathered.
         specs = dict(self.layer_specs)
         if not prefix or not specs:
             return params
@@ -78,6 +79,8 @@ class InShard(Placement):
             # Specs describe the stack, [L, ...]; the layer here has no first axis.
             spec, gathered_dtype = PartitionSpec(*specs[path][1:]), dtype or shard.dtype
 
+            # The cast comes before the gather, so that fewer bytes travel. The gradient's sum has a dtype of its own,
+            # and ends in the parameter's.
             def gather(_: Any, shard: Array) -> Array:
                 return gathered(shard.astype(gathered_dtype), spec)
 
@@ -161,6 +164,7 @@ def reduced(gradient: Array, spec: PartitionSpec, names: Sequence[str]) -> Array
             if axis is None:
                 continue
             if by_gloo:
+                # The sum of everything, of which each device then takes its shard.
                 size = own.shape[axis] // jax.lax.axis_size(name)
                 first = jax.lax.axis_index(name) * size
                 own = jax.lax.dynamic_slice_in_dim(jax.lax.psum(own, name), first, size, axis)
@@ -241,7 +245,9 @@ def over_devices(
         specs, trained = _specs(parameter_spec, params, mesh), jax.eval_shape(part, params)
         sum_specs = _specs(update_spec if config.shard_optimizer else parameter_spec, trained, mesh)
         param_specs, total_specs = layers.flatten(specs), layers.flatten(sum_specs)
+        # Several microbatches would gather each layer again for each of them, so all parameters are gathered once.
         by_layer = gathered_by_layers(params, param_specs) if microbatches == 1 else {}
+        # Sorted pairs, not a dict: a placement is hashed as a part of the runtime.
         placement = InShard(tuple(sorted(by_layer.items())), dtype)
         inside = dataclasses.replace(runtime, placement=placement)
 
@@ -253,11 +259,14 @@ def over_devices(
             gradients, terms = sums(inside, layers.unflatten(own), batch, *others)
             totals = {}
             for path, leaf in layers.flatten(gradients).items():
-                # A layer that gathers its own parameters has already reduced their gradients over fsdp.
+                # A layer that gathers its own parameters has already reduced their gradients over fsdp. For others fsdp
+                # comes first, so that only shards travel over data, whose network may be slower.
                 axes = (DATA,) if within_layer(path) in by_layer else (FSDP, DATA)
                 totals[path] = reduced(leaf.astype(dtype), total_specs[path], axes).astype(leaf.dtype)
             return layers.unflatten(totals), jax.lax.psum(terms, ROWS)
 
+        # Parameters come in as their shards, and rows as each device's own. Counts and keys are the same on all
+        # devices.
         in_specs, out_specs = (jax.tree.map(lambda spec: restricted(spec, names), tree) for tree in (specs, sum_specs))
         return jax.shard_map(
             on_rows,
@@ -277,7 +286,7 @@ def _by_compiler(mesh: Any, microbatches: int, config: MeshConfig) -> bool:
 
 
 def gathered_by_layers(params: Any, specs: dict[str, PartitionSpec]) -> dict[str, PartitionSpec]:
-    """Returns the specs, by path in a layer, of the parameters that each layer gathers for itself.
+    """Returns the specs of parameters that each layer gathers for itself, by path in a layer.
 
     Parameters that layers share, [1, ...], are left out: their gradients are summed over the layers before they are
     reduced. So are parameters that several stacks shard differently.

@@ -89,6 +89,7 @@ class Recorder:
         self.finite = FiniteCheck(run.config, meta.get("skipped", 0), run.workdir, opened.checkpoints, self.report)
         predictions, heads = run.objective.predictions, run.objective.heads
         window = meta.get("window", {})
+        # The sums since the last log line come from the checkpoint: a restart changes no mean.
         self.accumulator = MetricAccumulator(run.model, window, self.finite, predictions=predictions, heads=heads)
         best = opened.checkpoints.best
         self.early_stop: EarlyStop | None = None
@@ -114,6 +115,7 @@ class Recorder:
 
     def point(self, step: int, state: TrainState, waited_seconds: float = 0.0) -> Point:
         """Returns the point after `step` steps. Call it once for each, in order, since it reads the clock."""
+        # The clock decides here whether the run ends, before any hook is called at this point.
         fraction = self.clock.read(step)
         done = self.ended or self.stops_early or fraction >= 1.0
         return Point(step, state, fraction, done, waited_seconds)
@@ -138,7 +140,8 @@ class Recorder:
         self.opened.check_held()
         checkpoints, step, state = self.opened.checkpoints, point.step, point.state
         with self.accumulator.paused():
-            # All processes take the same branch, whatever each of them sees on a shared file system.
+            # A step may have been saved before its evaluation: the last one, or the one from which the run resumes. All
+            # processes take the same branch, whatever each of them sees on a shared file system.
             if step == self._saved_step:
                 checkpoints.wait()
                 if distributed.broadcast_from_primary(checkpoints.latest_step()) == step:
@@ -176,6 +179,7 @@ class Recorder:
             if best:
                 result = f"the best evaluation was {best.value:.4f} at step {best.step}"
             self.report(f"{self.run.workdir}: stopped early at step {point.step}; {result}")
+        # With early stopping, the best evaluation of a run that had stopped is known from its checkpoint.
         if not point.evaluated and not (self.ended and best):
             evaluate(point)  # a finished run is evaluated again, and trained no further
         self.save(point)
@@ -183,6 +187,7 @@ class Recorder:
         self.opened.checkpoints.wait()
         # A finished run that was only evaluated again keeps its seconds of training.
         seconds = self.clock.elapsed if point.step > self.first else self._seconds
+        # The result is the last step, or with early stopping the best one, which only its checkpoint still has.
         params, selected, evaluation = point.state.params, point.step, point.evaluation
         if best is not None and best.step is not None:
             # An interrupted run may have saved its best step without best.json.
@@ -237,6 +242,7 @@ class Profile(Hook):
         if self.first <= step < self.last and not self._tracing:
             jax.profiler.start_trace(self.folder)
             self._tracing = self._traced = True
+        # Marks the step in any trace, also in one that another tool takes. Without a trace it costs almost nothing.
         with jax.profiler.StepTraceAnnotation("train", step_num=step):
             yield
 
@@ -334,6 +340,8 @@ class Log(Hook):
     def __call__(self, point: Point) -> None:
         recorder, run = self._recorder, self._recorder.run
         recorder.opened.check_held()
+        # Closing waits for the last step and checks it, so a run whose loss is not finite stops before it logs the
+        # step.
         line = recorder.accumulator.close(point.waited_seconds)
         if run.epochs_before is not None:
             read = run.epochs_before(point.step, run.counted_from)
@@ -373,8 +381,10 @@ class Save(Hook):
 
     def due(self, point: Point) -> bool:
         config, best = self._config, self._recorder.opened.checkpoints.best
+        # keep_every selects among saved steps, so its multiples have to be saved as well.
         if any(steps > 0 and point.step % steps == 0 for steps in (config.every_steps, config.keep_every)):
             return True
+        # A better step is saved wherever it comes: the next step takes the memory of its parameters.
         if self._recorder.stops_early or (best is not None and best.beaten_by(point.evaluation)):
             return True
         # Several processes agree on the clock only at steps that are logged.

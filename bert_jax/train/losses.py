@@ -104,6 +104,7 @@ def binary_sums(
     logits: Float[Array, "*shape"], labels: Int[Array, "*shape"], weights: Float[Array, "*shape"]
 ) -> tuple[Scalar, Scalar]:
     """Returns the binary cross-entropy in nats and `correct` at a threshold of 1/2; P(label 1) = sigmoid(logit)."""
+    # -log sigmoid(x) is softplus(-x), which neither overflows nor loses a small loss to rounding.
     signed = jnp.where(labels > 0, logits, -logits).astype(jnp.float32)
     return (jax.nn.softplus(-signed) * weights).sum(), ((signed >= 0) * weights).sum()
 
@@ -274,7 +275,7 @@ def _backward(chunks: _Chunks, residuals: tuple[Any, ...], gradients: tuple[Arra
         of_rows.astype(rows.dtype),
         of_table.reshape(-1, table.shape[1])[: len(table)].astype(table.dtype),
         None if bias is None else of_bias.reshape(-1)[: len(table)].astype(bias.dtype),
-        np.zeros(labels.shape, jax.dtypes.float0),
+        np.zeros(labels.shape, jax.dtypes.float0),  # jax's type for the gradient of integers
         of_loss * entropies + of_squares * normalizer**2,
     )
 
@@ -289,6 +290,7 @@ def _loop(table: Array, bias: Array | None, dtype: Any, chunks: _Chunks) -> tupl
     """
     size = chunks.size
     if not chunks.unrolled:
+        # A scan needs chunks of one size. Padding gets a bias of -inf, and so do table rows beyond the vocabulary.
         padding = -len(table) % size
         tokens = jnp.arange(len(table) + padding)
         biases = jnp.zeros(len(tokens)) if bias is None else jnp.pad(bias.astype(jnp.float32), (0, padding))

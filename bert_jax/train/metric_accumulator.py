@@ -79,6 +79,7 @@ class FiniteCheck:
         if self._on_nonfinite == "skip" and self.skipped <= self._skip_at_most:
             self._report(f"{cause}: skipped this update ({self.skipped} of at most {self._skip_at_most})")
             return False
+        # Nothing is lost: the step has kept the parameters, and older checkpoints stay whole.
         self._checkpoints.wait()  # a save may be under way
         last = self._checkpoints.latest_step()
         state = "there is no checkpoint yet" if last is None else f"the last checkpoint is step {last}"
@@ -134,6 +135,7 @@ class MetricAccumulator:
     def add(self, step: int, batch: Any, metrics: dict[str, jax.Array]) -> None:
         """Records a step that has been dispatched, once the step before it has finished."""
         rows, length = batch.input_ids.shape[0], batch.input_ids.shape[-1]
+        # Rows are those of the global batch, like the tokens among the metrics and the peak of all devices.
         self._positions += rows * length
         self._flops += training_flops(self._model, rows, length, self._predictions(batch), self._heads)
         # Fetching the flag of the step before waits for that step, while the device already has the next one.
@@ -163,6 +165,7 @@ class MetricAccumulator:
         # Evaluating and saving are no training time. After a restart, earlier tokens were not read in this time.
         seconds = max(time.monotonic() - self._started - self._paused, 1e-9)
         tokens = self._sums.get("tokens", 0.0)
+        # A metric's mean is over the steps that have it: phases have different terms.
         had = {name: self._steps - self._absent.get(name, 0) for name in self._sums}
         means = {name: value / max(had[name], 1) for name, value in self._sums.items() if name != "tokens"}
         line: dict[str, float | None] = {"loss": None, **means, **self._latest}
@@ -193,6 +196,7 @@ class MetricAccumulator:
 
     def settle(self) -> None:
         """Waits for the last step; fetches, checks and counts all pending metrics."""
+        # Cleared first, because the check may raise, and what follows a failure must not settle the same steps again.
         pending, self._pending = self._pending, []
         fetched = jax.device_get([metrics for _, metrics in pending])
         for (step, _), arrays in zip(pending, fetched, strict=True):
@@ -241,6 +245,7 @@ def training_flops(
     if (flops := model.encoder.layer_flops(model)) is not None:
         layers = positions * flops
     else:
+        # A layer with a window attends to itself and `window` positions on either side.
         attended = [
             length if model.is_global(layer) else min(length, 2 * model.window + 1) for layer in range(model.layers)
         ]
@@ -250,6 +255,7 @@ def training_flops(
     predicted = positions if language_model else rows * predictions
     projection = 2 * width * model.embedding_width  # from the embeddings' width, and in a language model back to it
     transform = projection if language_model else 2 * width * model.table_width
+    # The padded vocabulary, since the matmul computes its padding, too.
     logits = 2 * model.table_width * padded_vocabulary(model.vocab_size)
     head = predicted * (transform + logits)
     if heads.span_boundary:

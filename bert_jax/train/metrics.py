@@ -45,7 +45,8 @@ class Segments:
         with store_errors(workdir, f"write {self._folder}"):
             older = _by_start(workdir)
             self._start, self._number, self._lines = max(older, default=0) + 1, 0, list(kept)
-            # This start's first segment is complete before older ones go, so readers always find a whole log.
+            # This start's first segment is complete before older ones go, so readers always find a whole log. They take
+            # the highest start, so segments that a kill leaves behind do no harm.
             self._write()
             for path in itertools.chain(*older.values()):
                 path.unlink(missing_ok=True)
@@ -68,6 +69,8 @@ class Segments:
             self.flush()
 
     def _write(self) -> None:
+        # An object is replaced as a whole, so the last segment is written again with its new lines. Its number is
+        # padded, so that names sort in the order of segments.
         content = "".join(line + "\n" for line in self._lines).encode()
         write_file(self._folder / f"{self._start:06d}-{self._number:06d}.jsonl", content)
         self._written, self._unwritten = time.monotonic(), False
@@ -157,6 +160,7 @@ class MetricsWriter:
             if append:
                 self.write(step, values)
         elif corrected != last:
+            # All lines are in `earlier` and `corrected`: the log was flushed before it was read.
             self._log.close(flush=False)
             self._begin([*earlier, corrected])
 
@@ -177,10 +181,12 @@ class _File:
     """A metrics.jsonl on disk that begins with the `kept` lines; the interface is that of Segments."""
 
     def __init__(self, path: Path, kept: Sequence[str]) -> None:
+        # Atomically: a kill meanwhile leaves the whole log of before.
         write_atomic(path, "".join(line + "\n" for line in kept).encode())
         self._file = path.open("a", encoding="utf-8")
 
     def append(self, line: str) -> None:
+        # The system has each line, so it survives a kill of the process. `flush` makes it survive one of the machine.
         self._file.write(line + "\n")
         self._file.flush()
 
