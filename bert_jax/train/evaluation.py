@@ -190,6 +190,7 @@ class EarlyStop:
 
     def note(self, step: int, evaluation: Mapping[str, float]) -> None:
         """Counts the evaluation of a step. Call it once for each, in order."""
+        # Every evaluation counts, even one without a finite value, or a diverged run would never stop.
         value = self._best.value_in(evaluation)
         if value is not None and (self.step is None or self._best.is_better(value, self.value)):
             self.step, self.value, self.evaluation, self.waited = step, value, dict(evaluation), 0

@@ -56,6 +56,8 @@ def rate_factors(
         trees.append(rules.per_layer((*rates, (r".*", 1.0)), params))
     if not trees:
         return None
+    # In numpy on the host: factors are constants of the program. One factor for a whole stack broadcasts over another's
+    # layers, [L, 1, ...].
     product: dict[str, Any] = jax.tree.map(lambda *factors: np.prod(np.broadcast_arrays(*factors), axis=0), *trees)
     return product
 
@@ -103,8 +105,8 @@ def next_average(decay: float, step: Int[Array, ""], average: dict[str, Any], pa
 
     It often evaluates better than the latest parameters, above all before the learning rate has decayed.
     """
-    # d grows from 1/10, as in tf.train.ExponentialMovingAverage with num_updates, so that the random initial
-    # parameters quickly lose their influence.
+    # d grows from 2/11 in the first update, as in tf.train.ExponentialMovingAverage with num_updates, so that the
+    # random initial parameters quickly lose their influence.
     share = jnp.minimum(decay, (1.0 + step) / (10.0 + step)).astype(jnp.float32)
     # In this form the average of an unchanged value, such as a frozen parameter, stays bitwise identical.
     return jax.tree.map(lambda old, new: old + (1.0 - share) * (new - old), average, params)
@@ -184,6 +186,7 @@ def add_decay(decays: dict[str, Any]) -> optax.GradientTransformation:
     """Adds decay * parameter to the updates; a decay is a number or, for stacked layers, an array [L, 1, ...]."""
 
     def add(update: Array, param: Array, decay: Any) -> Array:
+        # Known when the program is traced, so that nothing is computed for parameters without decay.
         return update + decay * param if decay.any() else update
 
     return optax.stateless(lambda updates, params: jax.tree.map(add, updates, params, decays))
@@ -238,6 +241,7 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""], fraction: Float
         done = jnp.maximum(ramp, 1.0)
     elif isinstance(schedule, WSDSchedule):
         done = jnp.clip((fraction - (1.0 - schedule.decay_share)) / schedule.decay_share, 0.0, 1.0)
+    # A schedule without a final share ends at 0.
     final = getattr(schedule, "final_share", 0.0)
     level = final + (1.0 - final) * SHAPES[schedule.kind](done)
     highest = config.learning_rate

@@ -100,6 +100,8 @@ class Writer:
 
     def start(self, folder: Location, trees: Mapping[str, PyTree], meta: Mapping[str, Any]) -> None:
         """Starts to write a step, and returns once the tensors may change; `meta` must not. Raises errors as `wait`."""
+        # Fingerprints come from the tensors where they live, before Orbax copies them, so a fault of the copy is found,
+        # too.
         named = {item: named_leaves(tree) for item, tree in trees.items()}
         document = {"meta": meta, "tensors": {item: describe(tensors) for item, tensors in named.items()}}
         items: dict[str, Any] = {item: ocp.args.PyTreeSave(unflatten(tensors)) for item, tensors in named.items()}
@@ -162,6 +164,7 @@ def read_meta(directory: Location) -> dict[str, Any]:
     """
     with reading(directory):
         document: dict[str, Any] = json.loads((directory / META / "metadata").read_bytes())
+        # The hash covers the document without itself.
         if document.pop("sha256") != signature(document):
             raise ValueError("meta does not have the content that was saved")
         return document
@@ -192,6 +195,7 @@ def read_tree(directory: Location, item: str, saved: Mapping[str, Any], wanted: 
     """
     named = named_leaves(wanted)
     advice = "Resume with the configuration that made the checkpoint, or name a new workdir"
+    # The document tells names, shapes and dtypes, so a wrong configuration is reported before any tensor is read.
     expected = {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in named.items()}
     present = {name: f"{tensor['dtype']}{tensor['shape']}" for name, tensor in saved.items()}
     missing, extra = [name for name in named if name not in saved], [name for name in saved if name not in named]
@@ -306,6 +310,7 @@ def describe(tensors: Mapping[str, np.ndarray | jax.Array]) -> dict[str, dict[st
     on_device = [name for name, tensor in tensors.items() if isinstance(tensor, jax.Array)]
     sums = dict(zip(on_device, _fingerprints([tensors[name] for name in on_device]), strict=True))
     sums |= {name: fingerprint(tensor, np) for name, tensor in tensors.items() if name not in sums}
+    # All sums are fetched at once: one wait instead of one per tensor.
     sums = jax.device_get(sums)
     return {
         name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype), "fingerprint": int(sums[name])}

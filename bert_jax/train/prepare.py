@@ -89,7 +89,7 @@ def make_mesh(run: Run) -> Mesh:
 
 
 def traced_steps(steps: tuple[int, ...], workdir: Location) -> tuple[int, int]:
-    """Returns the first traced step and the step after the last, the value of config.profile; -1 twice if it is empty.
+    """Returns config.profile as the first traced step and the step after the last; -1 twice if it is empty.
 
     Raises:
         UserError: `steps` is anything else, or the workdir is in a store, to which the profiler cannot write.
@@ -116,8 +116,10 @@ def make_plan(run: Run) -> Plan:
     # Parameters that the run initializes next to given ones always train: frozen, they would stay noise.
     fresh = frozenset(layers.flatten(abstract)) - frozenset(run.initial_params) if run.initial_params else frozenset()
     optimizer_config = optim.with_token_shares(config.optimizer, run.length.tokens if run.length else 0.0)
+    # Factors cover the whole model. The optimizer gets only the part that trains, so that only this part has moments.
     factors = optim.rate_factors(config.optimizer, abstract, rules.trainable(run.train_layers, abstract, fresh))
     trained, unfreezing = Trained.by_factors(factors), None
+    # Constants are bound in the tree of parameters, so the part that is differentiated must be named.
     if run.constants and trained is None:
         trained = Trained.everything(abstract)
     if trained is not None:
@@ -157,6 +159,7 @@ def open_workdir(run: Run) -> Iterator[OpenWorkdir]:
     distributed.check_same(settings, "start all with the same command")
     config = run.config.checkpoint
     with (
+        # The workdir is held first, because opening its checkpoints removes what an interrupted save has left.
         held_workdir(run.workdir) as check_held,
         Checkpoints(
             run.workdir / workdir.CHECKPOINTS,
@@ -184,6 +187,7 @@ def _compare_with_origin(run: Run, made_by: dict[str, Any], checkpoints: Checkpo
         there = newest.get("provenance")
         name = f"step {newest.get('step', checkpoints.latest_step())} of {run.workdir}"
         recorded = (there or {}).get(workdir.RECORD)
+        # A workdir with checkpoints resumes. branch_from then only has to name the checkpoint where it once began.
         if run.branch_from:
             workdir.check_origin(run.branch_from, recorded, run.workdir)
         if recorded is not None:
@@ -286,6 +290,7 @@ def write_workdir(run: Run, check_held: CheckHeld) -> None:
         config, heads = to_dict(run.config), run.objective.heads
         document = workdir.WorkdirConfig(run.model, heads, run.kind, config, run.task, data=run.data)
         workdir.write_config(run.workdir, document)
+    # A barrier: the others look for the file only once process 0 has written it.
     distributed.broadcast_from_primary("written")
     if not (run.workdir / workdir.CONFIG_FILE).exists():
         raise UserError(
@@ -306,6 +311,7 @@ def step_arguments(run: Run, mesh: Mesh) -> tuple[jax.Array, dict[str, Any]]:
 
 def prefetch_batches(source: Source, mesh: Mesh, first: int, depth: int) -> Prefetched[Any]:
     """Iterates over the batches from step `first`, placed on the mesh, `depth` of them made ahead (0: none at all)."""
+    # A batch ramp has few sizes, and a size's rows do not depend on the step.
     local_rows = functools.cache(functools.partial(sharding.local_rows, mesh=mesh))
 
     def make(step: int) -> Any:

@@ -64,6 +64,8 @@ def per_layer(rules: Numbers, params: dict[str, Any]) -> dict[str, Any]:
     """Maps parameters to the rules' values: a float32 number, or [L, 1, ...] if the layers of a stack differ."""
 
     def values(path: str, leaf: Any) -> np.ndarray | np.float32:
+        # [L, 1, ...] broadcasts against the stack [L, ...] in any product with it. Equal values stay a single number,
+        # which costs no array in the program.
         by_layer = np.array([first_match(rules, name) for name in _names(path, leaf)], np.float32)
         return by_layer[0] if (by_layer == by_layer[0]).all() else by_layer.reshape(-1, *[1] * (leaf.ndim - 1))
 
@@ -132,6 +134,7 @@ def trainable(train_layers: str, params: dict[str, Any], fresh: frozenset[str] =
     if train_layers == "all" or gradual_epochs(train_layers) is not None:
         return None
     sizes = stacks(params)
+    # last:K must name layers that every stack has.
     layers = min(sizes.values(), default=0)
     match = re.fullmatch(r"last:(\d+)", train_layers)
     frozen = {"head": "(embeddings|encoder|pooler)/", "no_embeddings": "embeddings/"}.get(train_layers)
@@ -175,6 +178,7 @@ def stages(params: dict[str, Any], fresh: frozenset[str] = frozenset()) -> dict[
     """
     # What lies above the layers in an encoder, such as a last norm, and the pooler begin with the last layer.
     pooled = tuple((rf"^{_model_path(stack)}(encoder|pooler)/", 1.0) for stack in stacks(params))
+    # The rule for everything else must stay last.
     *depths, rest = by_depth(float, params, 0.0)
     numbers = paths.flatten(per_layer((*depths, *pooled, rest), params))
     return paths.unflatten({path: np.float32(0) if path in fresh else numbers[path] for path in numbers})
@@ -232,6 +236,8 @@ class Trained:
         def select(leaf: Any, layers: tuple[int, ...] | None) -> Any:
             if layers is None or not np.ndim(leaf):  # per_layer has one number if all layers are alike
                 return leaf
+            # per_layer's arrays are numpy's: they stay constants. Parameters are sliced by runs of layers, since an
+            # index by a list would be a gather.
             if isinstance(leaf, np.ndarray):
                 return leaf[list(layers)]
             parts = [leaf[first:end] for first, end in _ranges(layers)]
@@ -242,6 +248,7 @@ class Trained:
 
     def abstract(self, tree: dict[str, Any]) -> dict[str, Any]:
         """Returns this part of (abstract) parameters without values; rules know its stacks' layers."""
+        # Rules match layers by their number in the whole stack, which a shape [K, ...] alone does not tell.
         leaves, part = paths.flatten(tree), {}
         for path, layers in self.layers.items():
             leaf = leaves[path]

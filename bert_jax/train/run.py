@@ -92,6 +92,7 @@ class Run:
         """Removes the result files of a run that had finished and now continues."""
         if distributed.is_primary():
             for folder in filter(None, (self.workdir, self.summary_workdir)):
+                # Otherwise a reader would take the old result for that of the continued run.
                 (folder / RESULT_FILE).unlink(missing_ok=True)
 
 

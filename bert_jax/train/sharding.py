@@ -74,6 +74,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None, flag: st
         choices = ", ".join(REDUCE_DTYPES)
         raise UserError(f"unknown mesh.reduce_dtype {config.reduce_dtype!r}; choose from {choices}")
     sizes = _axis_sizes(config, len(devices), flag)
+    # Devices without slices all give None, which is one slice.
     slices = len({getattr(device, "slice_index", None) for device in devices})
     check_slices(sizes[0], slices, len(devices), flag)
     # The network between TPU slices, or between GPU machines, is slower than within one: only the first axis spans it.
@@ -82,6 +83,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None, flag: st
         grid = mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices, allow_split_physical_axes=True)
     else:
         grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    # Auto: the compiler chooses shardings between the constraints that a program sets.
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
@@ -154,6 +156,7 @@ def check_model(model: ModelConfig, mesh: Mesh, flag: str = FLAG, *, shard_optim
                 f"the model's {count} {name} do not divide over mesh.{axis}={mesh.shape[axis]}; "
                 f"use {flag}.{axis}={better}"
             )
+        # update_spec shards over both axes what parameter_spec shards over fsdp.
         parts = mesh.shape[DATA] * mesh.shape[FSDP]
         if shard_optimizer and axis == FSDP and count % parts:
             raise UserError(
@@ -221,6 +224,7 @@ def spec(axes: Axes, shape: Sequence[int], mesh: Any) -> PartitionSpec:
     if ... in axes:  # e.g. a gated kernel [L, D, 2, F] and a plain one [L, D, F] share a rule
         middle = axes.index(...)
         axes = (*axes[:middle], *[None] * (len(shape) - len(axes) + 1), *axes[middle + 1 :])
+    # Such as a head's kernel under a rule for another kind of head: replicating is always correct.
     if len(axes) != len(shape):
         return PartitionSpec()
     parts = []
@@ -279,6 +283,7 @@ def rows_sharding(mesh: Mesh) -> NamedSharding:
 
 def local_rows(batch_size: int, mesh: Mesh) -> slice | np.ndarray:
     """Returns the rows of a global batch that this process's devices own and it must load, in ascending order."""
+    # Devices of one row shard (over tensor) map to the same rows, which unique() keeps once.
     indices = rows_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
     owned = np.unique(np.concatenate([np.arange(batch_size)[index] for index in indices if index is not None]))
     first, last = int(owned[0]), int(owned[-1])
@@ -347,6 +352,7 @@ class OnMesh(Placement):
         def sharded(*arrays: jax.Array) -> jax.Array:
             laid = zip(names, arrays, strict=True)
             specs = tuple(spec(ACTIVATION_RULES[name], array.shape, mesh) for name, array in laid)
+            # A kernel's result has its first array's layout.
             return jax.shard_map(kernel, in_specs=specs, out_specs=specs[0], check_vma=False)(*arrays)
 
         return sharded

@@ -76,6 +76,7 @@ def jitted(plan: Plan, mesh: Mesh, state: TrainState) -> Any:
     The state is donated, and the next one gets its shardings; only those are read here, so it may be abstract. Metrics
     are replicated.
     """
+    # Equal shardings in and out let XLA reuse the donated memory, and keep the next call from compiling again.
     shardings = (jax.tree.map(lambda leaf: leaf.sharding, state), sharding.replicated(mesh))
     options = sharding.options(mesh, overlap=True)
     step = functools.partial(train_step, plan)
@@ -161,7 +162,9 @@ def _gradient(
         terms = plan.objective.apply(plan.objective.bind(plan.model, whole, runtime), batch, key)
         return total_loss(terms, counts, plan.objective.term_weights), terms
 
+    # The loss is already divided by global counts, so gradients of microbatches and devices only add up.
     gradients, terms = jax.grad(loss, has_aux=True)(plan.part(params))
+    # float32 before sums over microbatches and devices, in which bfloat16 would lose small terms.
     gradients = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients)
     return operations(runtime).whole_gradients(sharding.constrain_params(gradients)), terms
 
@@ -212,5 +215,6 @@ def descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Floa
 
 def evaluation_step(plan: Plan, params: dict[str, Any], batch: Any) -> tuple[Terms, Counts]:
     """Returns a batch's terms and counts without dropout; the caller adds them up over batches and divides once."""
+    # The plan's objective is the one for held-out rows (Evaluate), and no key means no dropout.
     model = plan.objective.bind(plan.model, params, plan.runtime)
     return plan.objective.apply(model, batch, None), plan.objective.counts(batch)

@@ -53,6 +53,7 @@ def hidden_matrices(path: str, ndim: int) -> Matrices | None:
     """Returns the matrix layout of an encoder attention or feed-forward kernel, or None for any other parameter."""
     if rules.stack_path(path) is None:
         return None
+    # The table is for one layer. In a stack, every axis comes one later, and axis 0 indexes matrices, too.
     for pattern, axes, (part, inputs, outputs) in _MATRICES:
         if ndim == axes + 1 and re.search(pattern, path):
             parts = (0,) if part is None else (0, part + 1)
@@ -202,6 +203,7 @@ def scale_by_muon(momentum: float) -> optax.GradientTransformation:
 
     def update(gradients: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
         mean = jax.tree.map(lambda old, new: momentum * old + (1 - momentum) * new, state.mu, gradients)
+        # Nesterov: the average as it would be if the same gradient came again.
         ahead = jax.tree.map(lambda old, new: momentum * old + (1 - momentum) * new, mean, gradients)
         # [K, R, C] for each array, R <= C. Every device orthogonalizes its share of the matrices. Matrices of one shape
         # are divided together, since the layers of one parameter alone are often fewer than the devices.
@@ -250,8 +252,6 @@ def _unstacked(path: str, array: Array, stack: Float[Array, "K R C"]) -> Array:
     assert axes
     rows, columns = axes.sizes(array)
     ordered = (stack if rows <= columns else stack.mT).reshape([array.shape[axis] for axis in axes.order])
-    # The factor of Liu et al. 2025 lets one learning rate, warmup and weight decay suit these matrices and the
-    # parameters that AdamW updates; Jordan's, sqrt(max(1, out / in)), requires a separate learning rate.
     # The factor of Liu et al. 2025 lets one learning rate, warmup and weight decay suit these matrices and the
     # parameters that AdamW updates; Jordan's, sqrt(max(1, out / in)), requires a separate learning rate.
     return UPDATE_SCALE * math.sqrt(max(rows, columns)) * ordered.transpose(np.argsort(axes.order))

@@ -103,6 +103,7 @@ def read_config(workdir: str | PurePath) -> WorkdirConfig:
         raise UserError(f"{workdir} is not a workdir: it contains no {CONFIG_FILE}. Check the path")
     values = read_json(path)
     keys = set(WorkdirConfig.__dataclass_fields__)
+    # Exactly these keys: config.json of other libraries, such as transformers', has others.
     if set(values) != keys:
         raise UserError(f"{path} is not from a workdir of bert_jax, which has the keys {', '.join(sorted(keys))}")
     values["model"] = config_lib.load(ModelConfig, values["model"], f"{path}: model")
@@ -184,6 +185,7 @@ def provenance(run: Run) -> dict[str, Any]:
         **{f"{key}.share": share for key, share in run.shares.items()},
         **_flat({"model": to_dict(run.model), "heads": run.objective.heads.to_json()}),
     }
+    # Through JSON, so that values compare with those that a checkpoint's metadata holds.
     return {"configuration": json.loads(json.dumps(configuration)), "versions": versions()}
 
 
@@ -258,6 +260,7 @@ def check_provenance(
 
 def _without_effect(config: TrainConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the keys that have no effect because another key is set, or is not."""
+    # With a schedule in both, no batch has the size of batch_size.
     scheduled = bool(before.get("batch_schedule")) and bool(now.get("batch_schedule"))
     unused: list[set[str]] = []
     for values in (before, now):
@@ -304,6 +307,7 @@ def _shown(value: Any) -> str:
 
 
 def _fingerprint(params: Mapping[str, np.ndarray]) -> str:
+    # Sorted by path, so that the order of a dict changes nothing.
     digest = hashlib.blake2b()
     for path, value in sorted(params.items()):
         digest.update(path.encode())
@@ -434,6 +438,7 @@ def counting_on(run: Run, provenance: dict[str, Any], meta: Mapping[str, Any]) -
     def before(step: int) -> float:
         return more + count(step)
 
+    # A length in tokens ends by the same count, so that logs and the end agree.
     length = None if run.length is None else dataclasses.replace(run.length, before=before)
     return dataclasses.replace(run, tokens_before=before, length=length)
 

@@ -41,10 +41,9 @@ class DiffusionObjective(Objective):
     """Each masked token from the others, at mask rates from 0 to 1 (mdm; Sahoo et al. 2024, sections 3.1 to 3.5).
 
     A sequence has a rate t ~ U(0,1), and its tokens are masked with probability t. The loss is the cross-entropy at
-    masked tokens times 1/t, over the number of maskable tokens (section 3.5 with the
-    log-linear schedule, and Nie et al. 2025, section 2.1). Its expectation is an upper bound on the negative
-    log-likelihood of the text, in nats per token. The accuracy has the same weights, so it is the mean over all rates.
-    The masks of the shards are undone.
+    masked tokens times 1/t, over the number of maskable tokens (section 3.5 with the log-linear schedule, and Nie et
+    al. 2025, section 2.1). Its expectation is an upper bound on the text's negative log-likelihood, in nats per token.
+    The accuracy has the same weights, so it is the mean over all rates. The shards' masks are undone.
 
     The rates of a batch are spread evenly: sequence i of N has t = (u + i/N) mod 1 for one u ~ U(0,1), the
     low-discrepancy sampler of their code. As there, t is then mapped linearly onto [0.001, 1], which bounds the
@@ -66,6 +65,7 @@ class DiffusionObjective(Objective):
     likelihoods: ClassVar = {"mdm": Likelihood("mdm_", with_special=False)}
 
     def counts(self, batch: Batch) -> Counts:
+        # Counted in the text, not in the sampled masks: a denominator must not depend on a random change (law 3).
         return {"mdm": self.maskable(unmasked(batch), batch.sequence_ids).sum().astype(jnp.float32)}
 
     def corrupt(self, batch: Batch, key: PRNGKeyArray) -> MaskedBatch:
@@ -79,6 +79,7 @@ class DiffusionObjective(Objective):
         if isinstance(batch, MaskedBatch):
             return {"mdm": _term(model, batch, dropout_key)}
         assert dropout_key is None, "in training, corrupt is called first"
+        # Seeds come from the text, so a sequence has the same masks in any row and with any masks of the shards.
         text = unmasked(batch)
         seeds = content_seeds(text, batch.sequence_ids, batch.positions)
         start = uniform(seeds, (*text.shape, 1))[..., 0]
@@ -86,6 +87,7 @@ class DiffusionObjective(Objective):
 
         def add(total: Term, draw: tuple[Array, Array]) -> tuple[Term, None]:
             number, noise = draw
+            # Rates of one sequence are spread evenly, as those of a batch are in training.
             rates = mask_rates((start + number / EVALUATION_RATES) % 1)
             return jax.tree.map(jnp.add, total, _term(model, self.masked(batch, text, rates, noise), None)), None
 
@@ -107,6 +109,7 @@ class DiffusionObjective(Objective):
         """Masks the tokens that can be masked and whose noise, uniform in (0,1), is below the rate."""
         chosen = self.maskable(text, batch.sequence_ids) & (noise < rates)
         ids = jnp.where(chosen, self.mask_id, text)
+        # At most 1,000, since no rate is below LEAST_RATE.
         weights = jnp.where(chosen, 1 / rates, 0)
         layout = batch.segment_ids, batch.sequence_ids, batch.positions, batch.cls_positions
         return MaskedBatch(ids, *layout, text, weights)

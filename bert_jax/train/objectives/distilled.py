@@ -89,6 +89,8 @@ class DistilledObjective(Objective):
     @property
     def term_weights(self) -> Mapping[str, float]:
         hard, own = self.config.hard_weight, self.base.term_weights
+        # hard_weight scales the objective as a whole, so it multiplies the weights that the objective gives its own
+        # terms.
         return {name: hard * own.get(name, 1.0) for name in self.base.term_metrics} | self._weights
 
     @property
@@ -96,6 +98,7 @@ class DistilledObjective(Objective):
         return self.base
 
     def evaluated_params(self, params: dict[str, Any]) -> dict[str, Any]:
+        # The projection serves training only, and the objective without a teacher has no such head.
         return {name: part for name, part in params.items() if name != HIDDEN_PROJECTION}
 
     @property
@@ -203,6 +206,8 @@ class DistilledMaskedLM(DistilledObjective):
     def _logits(self, model: Bert, states: Float[Array, "B M D"]) -> Float[Array, "B M V"]:
         """Returns equally many finite logits for both models; table rows beyond the vocabulary get no probability."""
         logits = vocabulary_logits(model, states)[..., : padded_vocabulary(self.words)]
+        # Finite in place of -inf: the divergence multiplies differences of logits by probabilities, and 0 times
+        # infinity is NaN.
         return jnp.where(jnp.arange(logits.shape[-1]) < self.words, logits, IMPOSSIBLE)
 
 

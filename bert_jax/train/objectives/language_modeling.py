@@ -68,6 +68,7 @@ class MaskedLMObjective(Objective):
         return (*MASK_FIELDS, "cls_positions", *spans)
 
     def counts(self, batch: Batch) -> Counts:
+        # nsp is always a term. Without labels its count is 0, so that it adds nothing and has no metrics.
         labelled = batch.next_sentence_weight.sum() if self.next_sentence else jnp.zeros(())
         counts = {"mlm": batch.masked_weights.sum(), "nsp": labelled}
         if self.span_boundary:

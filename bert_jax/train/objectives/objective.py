@@ -120,6 +120,7 @@ class Objective(abc.ABC):
         """Returns the number of positions per row whose vocabulary logits are computed."""
         if self.predicts_all:
             return batch.input_ids.shape[-1]
+        # Most tasks' batches have no masked positions, and compute no vocabulary logits.
         masked = getattr(batch, "masked_positions", None)
         return 0 if masked is None else masked.shape[-1]
 
@@ -180,6 +181,7 @@ def means(terms: Terms, counts: Counts, weights: Mapping[str, float] = NO_WEIGHT
     """Returns the metrics by name (Objective.metric_names); NaN if a term's count is 0."""
     metrics = {"loss": total_loss(terms, counts, weights)}
     for name, term in terms.items():
+        # NaN, not 0, for a term without targets: an evaluation drops it, and metrics.jsonl has null.
         count = counts[name]
         for metric, value in {"loss": term.loss, **term.metrics}.items():
             metrics[f"{name}_{metric}"] = jnp.where(count > 0, value / _divisor(count), jnp.nan)
@@ -196,10 +198,12 @@ class ObjectiveSource:
     def __init__(self, source: Any, objective: Objective) -> None:
         self._source, self._objective = source, objective
         self.fingerprints = source.fingerprints
+        # The steps at which a batch may change its shape or its type, either of which compiles another program.
         self.changes = tuple(sorted({*source.changes, *objective.changes}))
 
     def rows_at(self, step: int) -> int:
         return self._source.rows_at(step)
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Any:
+        # The phase's mark comes first, since the objective's own fields may depend on it.
         return extended_batch(self._objective, self._objective.batch_at(step, self._source.batch(step, rows)))

@@ -80,6 +80,7 @@ class PhasedObjective(Objective):
 
     @property
     def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
+        # The terms of all phases: each step has those of its own.
         metrics: dict[str, tuple[str, ...]] = {}
         for name in self.phases.values:
             metrics |= self._objective(name == CAUSAL).term_metrics
@@ -87,9 +88,11 @@ class PhasedObjective(Objective):
 
     @property
     def term_weights(self) -> Mapping[str, float]:
+        # Both objectives weight the same z-loss and nothing else.
         return self._objective(False).term_weights
 
     def batch_at(self, step: int, batch: Batch) -> Batch:
+        # The type is a part of the pytree's structure, so jit compiles a program for each phase.
         return TYPES[self.phases.at(step)](*batch)
 
     def predictions(self, batch: Any) -> int:
@@ -100,6 +103,7 @@ class PhasedObjective(Objective):
 
     def bind(self, config: ModelConfig, params: dict[str, Any], runtime: Runtime) -> View:
         """Returns the model, as a function of whether it is causal."""
+        # Both views have the same parameters. Only the one that the batch needs is bound.
         return lambda causal: bert.bind(dataclasses.replace(config, causal=causal), self.heads, params, runtime)
 
     def apply(self, model: View, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
@@ -203,6 +207,7 @@ def _masked_lm(
                 f"config.objective.span_boundary needs masked spans, but {part.name} masks by {part.mask_unit}; build "
                 "the examples with --mask_unit span"
             )
+    # All phases have one kind of sequences (PhasedLoader checks it), so the first data set tells it.
     next_sentence = options.next_sentence and shards[0].labelled
     return MaskedLMObjective(next_sentence, options.span_boundary, z_loss=options.z_loss)
 
@@ -230,6 +235,7 @@ def _replaced_tokens(
             f"config.objective.generator_size is {options.generator_size:g}, less than one dimension of "
             f"model.width={model.width}; use a larger share, such as 0.25"
         )
+    # Called for its refusals only.
     generator_config(model, width)
     return ReplacedTokensObjective(generator=width, weight=options.replaced_weight)
 

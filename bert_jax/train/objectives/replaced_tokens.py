@@ -55,10 +55,12 @@ class ReplacedTokensObjective(Objective):
         return {"rtd": self.weight}
 
     def counts(self, batch: Batch) -> Counts:
+        # All tokens are classified, special ones and unmasked ones included.
         tokens = (batch.sequence_ids > 0).sum().astype(jnp.float32)
         return {"mlm": batch.masked_weights.sum(), "rtd": tokens}
 
     def corrupt(self, batch: Batch, key: PRNGKeyArray) -> SeededBatch:
+        # Seeds are made from the whole batch, and travel with its rows into microbatches and to devices.
         seeds = numbered_seeds(child_key(key, "samples"), batch.sequence_ids)
         return SeededBatch(batch, _at_predictions(batch, seeds))
 
