@@ -47,6 +47,7 @@ from bert_jax.train.sharding import (
     update_spec,
 )
 
+# Pairs, not a dict: a placement is hashed as a part of the runtime.
 Specs = tuple[tuple[str, PartitionSpec], ...]  # by path in a layer
 
 
@@ -245,9 +246,7 @@ def over_devices(
         specs, trained = _specs(parameter_spec, params, mesh), jax.eval_shape(part, params)
         sum_specs = _specs(update_spec if config.shard_optimizer else parameter_spec, trained, mesh)
         param_specs, total_specs = layers.flatten(specs), layers.flatten(sum_specs)
-        # Several microbatches would gather each layer again for each of them, so all parameters are gathered once.
         by_layer = gathered_by_layers(params, param_specs) if microbatches == 1 else {}
-        # Sorted pairs, not a dict: a placement is hashed as a part of the runtime.
         placement = InShard(tuple(sorted(by_layer.items())), dtype)
         inside = dataclasses.replace(runtime, placement=placement)
 
@@ -259,14 +258,11 @@ def over_devices(
             gradients, terms = sums(inside, layers.unflatten(own), batch, *others)
             totals = {}
             for path, leaf in layers.flatten(gradients).items():
-                # A layer that gathers its own parameters has already reduced their gradients over fsdp. For others fsdp
-                # comes first, so that only shards travel over data, whose network may be slower.
+                # Layers that gather have already summed over fsdp. For others it comes first, and data sums shards.
                 axes = (DATA,) if within_layer(path) in by_layer else (FSDP, DATA)
                 totals[path] = reduced(leaf.astype(dtype), total_specs[path], axes).astype(leaf.dtype)
             return layers.unflatten(totals), jax.lax.psum(terms, ROWS)
 
-        # Parameters come in as their shards, and rows as each device's own. Counts and keys are the same on all
-        # devices.
         in_specs, out_specs = (jax.tree.map(lambda spec: restricted(spec, names), tree) for tree in (specs, sum_specs))
         return jax.shard_map(
             on_rows,

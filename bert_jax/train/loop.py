@@ -25,6 +25,10 @@ from bert_jax.train.workdir import counting_on
 PREFETCH = 4
 
 
+# A pass of the loop begins at the point after `step` steps: hooks, then the decision to end, then step number `step`.
+# So a run starts, resumes and ends at a point, never within a step. The step takes the memory of the state before it,
+# so hooks see that state only until then. Adding a step's metrics waits for the step before, which keeps the host at
+# most one step ahead of the devices.
 def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
     """Trains a run until its steps or its budget are used up, resuming from the workdir's newest checkpoint.
 
@@ -43,7 +47,6 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
         progress = stack.enter_context(ProgressLine(run.description))
         recorder = stack.enter_context(Recorder(run, opened, meta, interruption, progress))
         evaluate = Evaluate(recorder, plan, mesh)
-        # Further hooks come after the standard ones, whose line and evaluation they may read from the point.
         hooks = [*standard_hooks(recorder, evaluate), *hooks]
         for hook in hooks:
             stack.callback(hook.close)  # at the end, also after an error
@@ -56,8 +59,6 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
         ahead = stack.enter_context(CompilingAhead(train_step, state, later, arguments, mesh, progress.report))
         batches = stack.enter_context(prepare.prefetch_batches(source, mesh, first, 0 if point.done else PREFETCH))
 
-        # A pass begins at the point after `step` steps: hooks, then the decision to end, then step number `step`. So a
-        # run starts, resumes and ends at a point, never within a step.
         for step in itertools.count(first):
             # Nothing is due at the checkpoint's own step, unless it was saved before its evaluation and log line.
             if step > first or recorder.unlogged:
@@ -75,15 +76,13 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
             if step == first:
                 opened.check_held()
                 run.forget_result()  # of a run that had finished and now continues
-            # Made in advance by a thread, in the order of steps, and placed on the devices.
             batch = next(batches)
             if step > first and step in source.changes:
                 progress.report(f"from step {step}: {describe_batch(batch)}")
             ahead.wait_for(batch)
-            # The step takes the old state's memory, so nothing may read the old point's state from here on.
+            # The state is donated: from here on, nothing may read the old point's.
             with during_step(hooks, step):  # returns once the step is dispatched; the devices may still compute it
                 state, metrics = train_step(state, batch, np.float32(point.fraction), *arguments)
-            # Waits for the step before this one, which keeps the host at most one step ahead of the devices.
             recorder.accumulator.add(step + 1, batch, metrics)
             point = recorder.point(step + 1, state, batches.waited_seconds)
 
