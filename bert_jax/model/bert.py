@@ -36,6 +36,7 @@ class Bert(nnx.Module):
             return module(config, *arguments, runtime=runtime, key=child_key(key, name))
 
         self.embeddings = part(Embeddings, "embeddings")
+        # Only a kind of encoder other than the Transformer has a module of its own.
         self.encoder = part(config.encoder.module or Encoder, "encoder")
         # Heads are attributes, so that a parameter's path begins with its head's name.
         for name, (module, arguments) in chosen_heads(heads, config).items():
@@ -81,6 +82,7 @@ class Bert(nnx.Module):
             UserError: rows are longer than model.max_positions.
         """
         embedded, key = self._embed(batch, dropout_key)
+        # An observer may read any layer, whatever the caller asked for.
         every = all_layers or self._observe is not None
         options = {"unpacked": is_unpacked(batch), "all_layers": every, "attention_maps": attention_maps}
         encoded = self.encoder(embedded, batch.sequence_ids, batch.positions, key, **options)
@@ -103,6 +105,7 @@ class Bert(nnx.Module):
     def dropout_seeds(self, dropout_key: DropoutKey, name: str, rows: int) -> Seeds:
         """Returns a part's dropout seeds for these rows (dropout.row_seeds); None in evaluation."""
         key = part_key(dropout_key, name)
+        # No further axes: a part outside of the layers drops out in one place.
         return None if key is None else row_seeds(key, (), rows, self.runtime.placement)
 
     def embedding_vectors(self, batch: Any, seeds: Seeds) -> Float[Array, "B T E"]:
@@ -111,6 +114,7 @@ class Bert(nnx.Module):
         Raises:
             UserError: rows are longer than model.max_positions.
         """
+        # jax reports no index past the end of a table: its vectors would just be wrong.
         length = batch.input_ids.shape[1]
         if length > self.config.max_positions:
             raise UserError(
@@ -135,6 +139,7 @@ def init_params(config: ModelConfig, heads: Heads, key: PRNGKeyArray) -> dict[st
 
     They are truncated normal of deviation 0.02, and zero for biases.
     """
+    # Any runtime would do, since none changes a parameter.
     _, state = nnx.split(Bert(config, heads=heads, runtime=Runtime(), key=key))
     return nnx.to_pure_dict(state)
 
@@ -152,6 +157,7 @@ def bind(config: ModelConfig, heads: Heads, params: dict[str, Any], runtime: Run
     """
     graph, abstract = _structure(config, heads, runtime)
     got, wanted = layers.flatten(params), layers.flatten(nnx.to_pure_dict(abstract))
+    # Sorted, so that the first problem is the same in all processes.
     for path in sorted(got.keys() | wanted.keys()):
         if path not in got or path not in wanted:
             problem = "is missing" if path in wanted else "does not belong to this model"
@@ -162,6 +168,8 @@ def bind(config: ModelConfig, heads: Heads, params: dict[str, Any], runtime: Run
             shapes = f"{list(shape)}, but the model expects {list(wanted[path].shape)}"
             raise UserError(f"parameter {path} has shape {shapes}; check the model's configuration")
     state = jax.tree.map(lambda leaf: leaf, abstract)  # a copy, since the cached one is replaced in place
+    # Parameters outside of the layers are gathered here. A layer gathers its own when it is computed
+    # (transformer.gathered).
     nnx.replace_by_pure_dict(state, runtime.placement.gather(params))
     return nnx.merge(graph, state)
 

@@ -54,12 +54,13 @@ def dropout(
 def keep_mask(
     seeds: UInt32[Array, "B 2"], shape: tuple[int, ...], rate: float, position_axes: int = 0
 ) -> Bool[Array, "B *shape"]:
-    """Returns which elements dropout keeps: each with probability 1 - rate (to 2^-32). See random_bits for `shape`."""
+    """Returns which elements dropout keeps: any with probability 1 - rate (to 2^-32). See random_bits for `shape`."""
     return keeps(random_bits(seeds, shape, position_axes), rate)
 
 
 def keeps(bits: UInt32[Array, "*shape"], rate: float) -> Bool[Array, "*shape"]:
     """Returns which elements dropout keeps, given their random bits."""
+    # Integers are compared, so that no rounding makes a mask depend on the platform.
     return bits >= jnp.uint32(round(rate * 2**32))
 
 
@@ -111,7 +112,7 @@ def line_words(
 ) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
     """Returns the two words of each line of random_bits' last axis."""
     lines, seeded = shape[:-1], tuple(range(seeds.ndim - 1))
-    # Lines are numbered within the axes that the seeds lack, as in a C array.
+    # Lines are numbered within the axes that the seeds lack, as in a C array. Numbers wrap around at 2^32.
     number, stride = jnp.zeros(lines, jnp.uint32), 1
     for axis in range(len(lines) - 1, len(seeded) - 1, -1):
         number += jax.lax.broadcasted_iota(jnp.uint32, lines, axis) * jnp.uint32(stride % 2**32)
@@ -149,6 +150,7 @@ def _forward(x: Array, seeds: Array, rate: float, position_axes: int, again: boo
 
 
 def _backward(rate: float, position_axes: int, again: bool, seeds: Array, gradient: Array) -> tuple[Array, None]:
+    # The gradient of dropout is dropout of the gradient by the same mask. The barrier hides that it is the same.
     seeds = jax.lax.optimization_barrier(seeds) if again else seeds
     return _dropout(gradient, seeds, rate, position_axes, again), None
 
@@ -167,6 +169,7 @@ def sequence_numbers(sequence_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
 def numbered_seeds(key: PRNGKeyArray, sequence_ids: Int[Array, "B T"]) -> UInt32[Array, "B T 2"]:
     """Seeds sequences by the key and their numbers in the batch, at each of their positions."""
     numbers = sequence_numbers(sequence_ids)
+    # One seed for the whole batch; a sequence's number makes it the sequence's own, wherever the sequence lies.
     words = jax.random.bits(key, (1, 1, SEED_WORDS), jnp.uint32)
     return derived_seeds(jnp.broadcast_to(words, (*numbers.shape, SEED_WORDS)), numbers)
 
@@ -177,7 +180,8 @@ def content_seeds(
     """Seeds sequences by their ids alone, at each of their positions."""
     tokens = jnp.broadcast_to(jnp.arange(1, SEED_WORDS + 1, dtype=jnp.uint32), (*ids.shape, SEED_WORDS))
     hashed = derived_seeds(derived_seeds(tokens, ids), positions)
-    # A sum over the positions of the sequence, so that their order in the row does not matter.
+    # A sum over the positions of the sequence, so that their order in the row does not matter. It wraps around, which
+    # keeps it exact.
     same = sequence_ids[:, :, None] == sequence_ids[:, None, :]
     words = [jnp.where(same, hashed[:, None, :, word], 0).sum(axis=2, dtype=jnp.uint32) for word in range(SEED_WORDS)]
     return jnp.stack(words, axis=2)

@@ -127,6 +127,7 @@ class RelativeTable(nnx.Module):
         precision: jax.lax.Precision,
     ) -> Float[Array, "B N Q T"]:
         """Returns the float32 bias of the scaled scores. Positions that all rows share are given once (B = 1)."""
+        # The bias joins scaled scores, so it is scaled like them.
         query = query * (1.0 / math.sqrt(query.shape[-1]))
         table = self.table[...].astype(query.dtype)
         # The query meets 2k + 1 vectors, not T: scores by distance come first and are then put at their keys.
@@ -194,6 +195,7 @@ class Embedding(nnx.Module):
         self, config: ModelConfig, entries: int, width: int = 0, *, padded: int = 0, key: PRNGKeyArray
     ) -> None:
         shape = (entries, width or config.table_width)
+        # The rows that are padding are never looked up, and logits for them are -inf.
         table = truncated_normal(child_key(key, "table"), shape, config.initializer_range)
         self.table = nnx.Param(jnp.pad(table, ((0, max(padded - entries, 0)), (0, 0))))
 
@@ -234,6 +236,7 @@ class Embeddings(nnx.Module):
         forms = operations(self.runtime)
         summed = self.token.table[...][input_ids]
         if config.positions == "learned":
+            # Positions restart in each sequence, so none reaches the row's length: a part of the table is enough.
             first = config.position_offset
             summed += forms.look_up(self.position.table[...][first : first + length], positions)
         elif config.positions == "sinusoidal":

@@ -28,6 +28,7 @@ Shape = tuple[int, ...]
 
 def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a nested dict's leaves by path, sorted."""
+    # Sorted, so that equal trees give equal dicts, in whatever order they were built.
     return dict(sorted(traverse_util.flatten_dict(nested, sep=SEPARATOR).items()))
 
 
@@ -143,6 +144,7 @@ def _norm_forward(
     # more than bfloat16 has already lost of x.
     wide = x.astype(jnp.float32)
     mean = wide.mean(axis=-1, keepdims=True)
+    # The difference of two rounded means may be just below 0.
     variance = jnp.maximum(jnp.square(wide).mean(axis=-1, keepdims=True) - jnp.square(mean), 0.0)
     inverse = jax.lax.rsqrt(variance + epsilon)
     normal = (wide - mean) * inverse * _by_row(scale, x.ndim)

@@ -40,6 +40,7 @@ class LayerSelection:
         every = tuple(range(1, layers + 1))
         if name == MIX:
             return LayerSelection((0, *every), "concat")
+        # A single layer, whose sum is the layer itself.
         if name.isdecimal() and int(name) <= layers:
             return LayerSelection((int(name),), "sum")
         if name not in LAYERS:
@@ -82,6 +83,7 @@ def vocabulary_logits(model: Bert, vectors: Float[Array, "B M D"]) -> Float[Arra
 
 def vocabulary_product(model: Bert, vectors: Float[Array, "B M D"]) -> VocabularyProduct:
     """Returns vocabulary_logits before they are computed, for a loss."""
+    # Heads allows only one of the two.
     head = model.head("lm_head" if model.head_config.lm else "mlm_head")
     return head.product(vectors, model.token_table)
 
@@ -97,6 +99,7 @@ def generator_logits(
     model: Bert, batch: Any, masked_positions: Int[Array, "B M"], dropout_key: DropoutKey
 ) -> Float[Array, "B M V"]:
     """Returns the generator's vocabulary_logits at M positions of each row; it shares the model's embeddings."""
+    # Streams of its own: the generator drops other elements of the shared embeddings than the model does.
     embedded = model.embedding_vectors(batch, model.dropout_seeds(dropout_key, "generator", len(batch.input_ids)))
     key = part_key(dropout_key, "generator_encoder")
     return model.head("generator")(embedded, batch, masked_positions, model.token_table, key)
@@ -111,6 +114,7 @@ def span_boundary_product(
     model: Bert, left: Float[Array, "B M D"], right: Float[Array, "B M D"], offsets: Int[Array, "B M"]
 ) -> VocabularyProduct:
     """Returns vocabulary logits, before they are computed, from both sides of a span and offsets in it (from 1)."""
+    # The output matrix of masked tokens: the token table, or the head's own.
     tied = model.config.tied_output
     table = model.token_table if tied else model.head("mlm_head").output.table[...]
     return model.head("span_boundary_head")(left, right, offsets, table)
@@ -131,6 +135,7 @@ def task_states(model: Bert, encoded: Encoded) -> Float[Array, "B T D"]:
     if not model.head_config.layer_mix:
         return encoded.last
     assert encoded.layers is not None, "encode(all_layers=heads.layer_mix) comes before"
+    # h_0 to h_L, in the order of the mix's scores.
     return model.head("layer_mix")(jnp.concatenate([encoded.embeddings[None], encoded.layers]))
 
 
@@ -144,6 +149,7 @@ def sequence_vectors(
 ) -> Float[Array, "B S D"]:
     """Pools each sequence by heads.pooling, and through any pooler, for class_logits and choice_logits."""
     heads = model.head_config
+    # Only attention poolings have parameters.
     scores = model.head("pooling")(hidden) if heads.pooling.startswith("attention") else None
     vectors = pool_sequences(heads.pooling, hidden, sequence_ids, cls_positions, scores)
     return pool_vectors(model, vectors) if heads.pooler else vectors

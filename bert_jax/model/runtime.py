@@ -167,6 +167,7 @@ class Runtime:
 
     def rematerialized(self, layer: Callable[..., Result]) -> Callable[..., Result]:
         """Makes the backward pass of a layer's function recompute what `remat` names."""
+        # `attention` is left to attention/layer.py, which knows the scores.
         if self.remat == "layer":
             return jax.checkpoint(layer)
         # A product with weights has no batch axis, the products of attention have some: the policy keeps the first.

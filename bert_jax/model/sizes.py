@@ -40,8 +40,10 @@ def _size(layers: int, width: int) -> Fields:
 
 
 _BASE, _LARGE = _size(12, 768), _size(24, 1024)
+# fairseq counts positions from the padding id, 1, which itself has none: the first position is 2.
 _ROBERTA = {"segment_types": 1, "position_offset": 2, "layer_norm_epsilon": 1e-5}
 _MOSAICBERT = {"positions": "rotary", "gated": True, "attention_dropout": 0.0}
+# Its local attention spans 128 positions, 64 on either side, in two layers of three.
 _MODERNBERT = {
     "max_positions": 8192,
     "segment_types": 0,
@@ -67,6 +69,7 @@ _GPT = {
     "causal": True,
 }
 
+# Later operands of | override earlier ones: a size, then the family, then what differs in this model.
 PRESETS: dict[str, Fields] = {  # an extension adds its own
     "tiny": _size(2, 128),
     "mini": _size(4, 256),
@@ -133,6 +136,7 @@ def with_options(model: ModelConfig, options: ModelOptions) -> ModelConfig:
     Raises:
         UserError: ModelConfig refuses a field, or a field has no effect in the result.
     """
+    # Fields that a recipe leaves unset keep the preset's values.
     given = given_fields(options)
     changed = dataclasses.replace(model, **given)
     # A preset may have fields without effect in the changed model; a recipe may only set them to their defaults.
@@ -147,6 +151,7 @@ def with_options(model: ModelConfig, options: ModelOptions) -> ModelConfig:
 
 def without_effect(fields: Fields) -> dict[str, str]:
     """Maps the fields that change nothing in an architecture to the setting that they need."""
+    # global_every=1 makes all layers global: then nothing is local, and a window has no effect.
     rotary, windowed, some_global = fields["positions"] == "rotary", fields["window"] > 0, fields["global_every"] > 1
     period = "model.global_every of 2 or more"
     needs = {
@@ -164,6 +169,7 @@ def given_fields(options: ModelOptions) -> Fields:
     """Returns the fields of ModelConfig that a recipe sets; attention_dropout follows dropout unless it is set."""
     architecture = {item.name for item in dataclasses.fields(ModelConfig)}
     given = {name: value for name, value in vars(options).items() if name in architecture and value is not None}
+    # A recipe that changes dropout means both, as the papers' single figure does.
     if "dropout" in given:
         given.setdefault("attention_dropout", given["dropout"])
     return given

@@ -57,6 +57,7 @@ class FeedForward(nnx.Module):
 
     def __call__(self, hidden: Float[Array, "B T D"], seeds: Seeds = None) -> Float[Array, "B T D"]:
         """Maps the hidden states of each position; adapters drop out by the seeds."""
+        # Both adapters use the seed of the feed-forward's dropout, from which each derives a stream of its own.
         inner = adapted(self, "input", self.input(hidden), hidden, seeds)
         inner = self.runtime.placement.constrain("inner", inner)
         output: Callable[[Array], Array] = functools.partial(self._output, seeds=seeds)
@@ -85,6 +86,7 @@ class EncoderLayer(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
         shared = SHARED_PARTS[config.shared_layers]
+        # Shared parts keep an axis of layers, so that rules, checkpoints and sharding see all layers alike.
         stacks = {name: (1,) if name in shared else stack for name in SHARED_PARTS["all"]}
 
         def part(name: str, module: Any) -> Any:
@@ -134,6 +136,7 @@ class EncoderLayer(nnx.Module):
         )
         drop = functools.partial(operations(self.runtime).dropout, rate=self.config.dropout)
         placed = functools.partial(self.runtime.placement.constrain, "hidden")
+        # Dropout comes before the sum, the norm after it (post) or on the next sublayer's input alone (pre).
         hidden = residual + drop(attended, seeds=seed[ATTENTION_OUTPUT])
         hidden = placed(self.attention_norm(hidden) if post else hidden)
         changed = self.feed_forward(hidden if post else self.feed_forward_norm(hidden), seed[FEED_FORWARD_OUTPUT])
@@ -185,6 +188,7 @@ def repeating_groups(types: Sequence[Hashable]) -> LayerGroups:
     # ModernBERT's 22 layers (every third is global, and the first has no norm) are one layer and seven groups of three.
     depth = len(types)
     best = LayerGroups(depth, 0, 0, 0)
+    # All groups are tried: a stack has a few dozen layers at most.
     for before in range(depth):
         for period in range(1, (depth - before) // 2 + 1):
             # types[before:alike] repeats with this period.
@@ -353,9 +357,11 @@ class Encoder(nnx.Module):
         The bias is the same for each row, since positions in the row are. The others are stacked, [L, ...].
         """
         keys, sites = token_positions(sequence_ids, positions, unpacked), (self.config.layers, SITES)
+        # Stacked like the parameters, [L, 3, B, 2]: each layer's slice holds the seeds of its sites.
         seeds = None
         if dropout_key is not None:
             seeds = row_seeds(dropout_key, sites, hidden.shape[0], self.runtime.placement)
+        # Distances in the row equal those in a sequence, and no query sees another sequence, so one row stands for all.
         in_row = keys.in_row[:1]
         bias = self.relative_bias(in_row, in_row) if self.config.relative in ATTENTION_BIASES else None
         return keys, bias, (self._split_layers()[2], seeds)
@@ -372,6 +378,7 @@ class Encoder(nnx.Module):
     def _layer(self, own: nnx.State) -> EncoderLayer:
         """Returns the module of one layer from its own parameters; sharded ones are gathered first."""
         graph, shared, _ = self._split_layers()
+        # Shared parameters are [1, ...], and this layer's own have lost their first axis already.
         state = nnx.merge_state(jax.tree.map(lambda leaf: leaf[0], shared), own)
         return nnx.merge(graph, gathered(state, self.runtime))
 
@@ -401,6 +408,7 @@ class Encoder(nnx.Module):
 
         def loop(hidden: Array, stacked: tuple, layers: slice) -> tuple[Array, Any]:
             unrolled = self.runtime.unrolled(self.config.layers)
+            # Unrolled, all layers come before the groups, of which there are none.
             groups = LayerGroups(len(types[layers]), 0, 0, 0) if unrolled else repeating_groups(types[layers])
             return apply_layers([functions[layer_type] for layer_type in types[layers]], hidden, stacked, groups)
 

@@ -62,6 +62,8 @@ def choose(requested: str, situation: Situation) -> str:
     """
     if requested not in ("auto", *KERNELS):
         raise UserError(f"unknown config.model.attention {requested!r}; choose from auto, {', '.join(KERNELS)}")
+    # An obstacle holds for all layers of a model, so a request that meets one is refused. An exception holds for some
+    # layers, which use einsum although the request is granted.
     obstacles = {kernel: _obstacle(kernel, situation) for kernel in KERNELS}
     against = {kernel: obstacles[kernel] or _exception(kernel, situation) for kernel in KERNELS}
     fused = "splash" if situation.platform == "tpu" else "cudnn"
@@ -115,6 +117,7 @@ def _obstacle(kernel: str, s: Situation) -> str:
         f"needs an Ampere GPU (compute capability 8.0) or a later one, and this one has {s.capability}",
         generation.isdecimal() and int(generation) < CUDNN_LEAST_GENERATION,
     )
+    # The first that holds is reported, so those that no option can change, such as the platform, come first.
     reasons: dict[str, list[tuple[str, Any]]] = {
         "splash": [tpu, half, no_dropout, no_scores, pallas_width, mesh],
         "banded": [("needs an architecture with windowed layers (model.window)", not s.window), no_scores],
@@ -128,6 +131,7 @@ def _obstacle(kernel: str, s: Situation) -> str:
 
 def _exception(kernel: str, s: Situation) -> str:
     """Returns why this layer uses einsum instead, though other layers of the model may run the kernel; or nothing."""
+    # Other kernels take as many queries as keys, at the same positions.
     if s.some_queries and kernel not in ("cudnn", "einsum"):
         return "cannot compute some queries only"
     return "needs a layer with a window" if kernel == "banded" and not s.local else ""
@@ -145,6 +149,7 @@ def bands_save_work(window: int, length: int) -> bool:
 
 def triton_length(length: int) -> int:
     """Returns the row length to which triton pads: powers of two, or a multiple of its block."""
+    # Triton's blocks have powers of two positions.
     if length <= TRITON_WHOLE_ROW:
         return max(TRITON_LEAST_BLOCK, 2 ** (length - 1).bit_length())
     return -(-length // TRITON_BLOCK) * TRITON_BLOCK
@@ -152,6 +157,7 @@ def triton_length(length: int) -> int:
 
 def _triton_is_faster(s: Situation) -> bool:
     """Whether triton was measured to be faster than einsum (docs/plan.md, Measured on an H200)."""
+    # Only what was timed counts as faster: no padded or short rows, no windows, no other GPUs and head widths.
     filled = s.length >= TRITON_WHOLE_ROW and triton_length(s.length) == s.length
     timed = s.capability == HOPPER and s.head_width == TIMED_WIDTH and not (s.local or s.causal)
     return timed and filled and s.dropout_rate > 0

@@ -50,6 +50,7 @@ class FlashGrid(Grid):
     @property
     def heads_per_cell(self) -> int:
         """Short rows have several heads in a cell, since starting a cell takes time, too."""
+        # Both limits are for on-chip memory. The number divides the heads, so that all cells have equally many.
         most = min(SCORES_PER_CELL // self.block**2, GRADIENT_PER_CELL // (self.width * self.length))
         return max(part for part in range(1, max(most, 1) + 1) if self.heads % part == 0)
 
@@ -64,12 +65,16 @@ class FlashGrid(Grid):
 
     def other(self, shared: Any, step: Any, of_queries: bool) -> Any:
         """Returns the block that a step adds to the shared one. Near the ends of a row it may not exist."""
+        # If the steps cover the whole row, each is simply a block. Otherwise the first step is `reach` blocks before
+        # the shared block, or at it if only queries at and after a key can see it.
         if self.steps == self.blocks:
             return step
         return shared + step - (0 if self.causal and not of_queries else self.reach)
 
     def fetched(self, shared: Any, step: Any, of_queries: bool) -> Any:
         """Returns the block that a step reads: if nothing in `other` is visible, the nearest with something visible."""
+        # A cell whose block does not exist computes nothing, but its reads still need an index. The nearest block is
+        # one that the cell before or after reads, too.
         first = shared if self.causal and not of_queries else 0
         last = shared if self.causal and of_queries else self.blocks - 1
         return jnp.clip(self.other(shared, step, of_queries), first, last)
@@ -107,6 +112,7 @@ def flash_attention(
 
     def attend(query: Array, key: Array, value: Array, sequences: Array, *words: Array) -> Array:
         grid = FlashGrid(**vars(options), heads=query.shape[2], width=width, length=query.shape[1])
+        # [B, T, N, H] becomes [B, N, H, T], with positions in the lanes.
         by_head = (part.transpose(0, 2, 3, 1) for part in (query, key, value))
         by_line = words[0].transpose(0, 2, 3, 1) if words else None
         return _attend(grid, *by_head, sequences[:, None], by_line).transpose(0, 3, 1, 2)
@@ -125,6 +131,7 @@ def _forward(
     """Returns the context and the residuals, which include each query's log-sum-exp."""
     specs = _specs(grid, of_queries=True)
     heads, block = grid.heads_per_cell, grid.block
+    # A value for each query, [B, N, 1, T], so that queries are in the lanes as in the scores.
     statistic = jax.ShapeDtypeStruct((query.shape[0], grid.heads, 1, grid.length), jnp.float32)
     context, logsumexp = pl.pallas_call(
         functools.partial(_forward_kernel, grid),
@@ -133,7 +140,9 @@ def _forward(
         + [specs["query"], specs["key"], specs["key"]],
         out_specs=[specs["query"], specs["statistic"]],
         out_shape=[jax.ShapeDtypeStruct(query.shape, query.dtype), statistic],
+        # The largest score and the total of each query, and the weighted sum of values.
         scratch_shapes=[pltpu.VMEM((heads, size, block), jnp.float32) for size in (1, 1, grid.width)],
+        # Sums go from cell to cell along the last axis only.
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")),
         interpret=grid.interpret,
         name="flash_attention_forward",
@@ -145,6 +154,7 @@ def _backward(grid: FlashGrid, residuals: tuple[Any, ...], gradient: Lanes) -> t
     query, key, value, sequences, words, context, logsumexp = residuals
     specs = _specs(grid, of_queries=False)
     heads, block, width = grid.heads_per_cell, grid.block, grid.width
+    # The queries' gradient is one block for the whole row, because every block of keys adds to all of it.
     whole = pl.BlockSpec((None, heads, width, grid.length), lambda row, heads, own, step: (row, heads, 0, 0))
     scratch = [(grid.blocks, heads, width, block), (heads, width, block), (heads, width, block)]
     gradients = pl.pallas_call(
@@ -175,6 +185,8 @@ def _forward_kernel(grid: FlashGrid, *arrays: Any) -> None:
 
     @pl.when(step == 0)
     def _() -> None:
+        # MASKED_SCORE and not -inf, whose difference from itself is NaN. If a query sees nothing in its first blocks,
+        # their weights are exp(0) = 1, and `shrink` makes them 0 at the first key that it sees.
         largest[...] = jnp.full(largest.shape, MASKED_SCORE, jnp.float32)
         total[...] = jnp.zeros(total.shape, jnp.float32)
         weighted[...] = jnp.zeros(weighted.shape, jnp.float32)
@@ -197,6 +209,7 @@ def _forward_kernel(grid: FlashGrid, *arrays: Any) -> None:
     @pl.when(step == grid.steps - 1)
     def _() -> None:
         context[...] = (weighted[...] / (total[...] * (1.0 - grid.dropout_rate))).astype(context.dtype)
+        # One number a query is all that the backward kernel needs to compute the probabilities again.
         logsumexp[...] = largest[...] + jnp.log(total[...])
 
 
@@ -228,9 +241,12 @@ def _backward_kernel(grid: FlashGrid, *arrays: Any) -> None:
             scaled = query[head] * grid.scale
             scores = jnp.where(visible, grid.matmul(key[head], scaled, FIRST), MASKED_SCORE)
             probabilities = jnp.exp(scores - logsumexp[head])
+            # Values saw the dropped probabilities; the gradient of the softmax below has those before dropout.
             value_sums[head] += grid.matmul(gradient[head], drop(probabilities).astype(value.dtype), LAST)
             slopes = drop(grid.matmul(value[head], gradient[head], FIRST))
             products = context[head].astype(jnp.float32) * gradient[head].astype(jnp.float32)
+            # The sum over keys of probability times slope equals context times gradient. The context is divided by
+            # kept_share and the slopes are not, hence the factor.
             average = products.sum(axis=0, keepdims=True) * kept_share
             score_gradient = (probabilities * (slopes - average)).astype(key.dtype)
             key_sums[head] += grid.matmul(scaled, score_gradient, LAST)
@@ -243,6 +259,7 @@ def _backward_kernel(grid: FlashGrid, *arrays: Any) -> None:
 
     @pl.when((keys == grid.blocks - 1) & (step == grid.steps - 1))
     def _() -> None:
+        # Written once, after the last block of keys has added its share.
         for block in range(grid.blocks):
             positions = slice(block * grid.block, (block + 1) * grid.block)
             gradients = query_sums[block] * (grid.scale / kept_share)
@@ -255,12 +272,14 @@ def _visible(grid: FlashGrid, query_ids: Array, key_ids: Array, queries: Any, ke
     visible = column == query_ids
     if not (grid.window or grid.causal):
         return visible
+    # Distances from queries to keys: between the blocks, and within them.
     position = functools.partial(jax.lax.broadcasted_iota, jnp.int32, visible.shape)
     return grid.limit(visible, (keys - queries) * grid.block + position(0) - position(1))
 
 
 def _key_index(grid: FlashGrid, keys: Any) -> Array:
     """Returns the row positions of a block's keys, [K, Q]."""
+    # The mask's index counts from the row's first key, so that it is einsum's, whatever the blocks are.
     index = jax.lax.broadcasted_iota(jnp.int32, (grid.block, grid.block), 0) + keys * grid.block
     return index.astype(jnp.uint32)
 
@@ -276,6 +295,7 @@ def _specs(grid: FlashGrid, of_queries: bool) -> dict[str, pl.BlockSpec]:
         return own
 
     other = functools.partial(grid.fetched, of_queries=of_queries)
+    # A cell keeps one block, and its steps read the blocks of the other kind.
     queries, keys = (shared, other) if of_queries else (other, shared)
 
     def heads(size: int, block: Any) -> pl.BlockSpec:

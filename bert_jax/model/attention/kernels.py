@@ -77,6 +77,7 @@ class Grid(KernelOptions):
         """
         if words is None:
             return lambda matrix: matrix
+        # Kernels divide by the share that is kept at their end, once for a sum.
         kept = keeps(element_bits(index, *words), self.dropout_rate)
         return lambda matrix: jnp.where(kept, matrix, 0.0)
 
@@ -114,6 +115,7 @@ def einsum_attention(
     if bias is not None:
         scores += bias
     scores = jnp.where(visible, scores, MASKED_SCORE)
+    # Dropout multiplies in float32, and the result is rounded once, for the matmul with values.
     probabilities = softmax_narrow(scores) if value.dtype == jnp.bfloat16 else jax.nn.softmax(scores, axis=-1)
     dropped = dropout(probabilities, options.dropout_rate, seeds, position_axes=2).astype(value.dtype)
     return jnp.einsum("bnqk,bknh->bqnh", dropped, value, precision=precision), probabilities
@@ -131,6 +133,7 @@ def _softmax_forward(scores: Array) -> tuple[Array, Array]:
 
 
 def _softmax_backward(narrow: Array, gradient: Array) -> tuple[Array]:
+    # The slope of the softmax, p (g - sum g p), with float32 sums.
     probabilities = narrow.astype(jnp.float32)
     return (probabilities * (gradient - (gradient * probabilities).sum(axis=-1, keepdims=True)),)
 
@@ -156,6 +159,7 @@ def _scores_backward(
     precision: jax.lax.Precision, factors: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
     query, key = factors
+    # Rounded before both matmuls, which then read half of the bytes.
     gradient = gradient.astype(query.dtype)
     query_gradient = jnp.einsum("bnqk,bknh->bqnh", gradient, key, precision=precision)
     return query_gradient, jnp.einsum("bnqk,bqnh->bknh", gradient, query, precision=precision)
@@ -182,6 +186,8 @@ def banded_attention(
         return padded.reshape(rows.shape[0], -1, block, *rows.shape[2:])
 
     def with_neighbors(cut: Array, fill: int = 0) -> Array:
+        # A block before the first, and unless causal one after the last. Shifted copies then put blocks c - 1, c and c
+        # + 1 next to one another.
         around = [(0, 0), (1, sides - 1)] + [(0, 0)] * (cut.ndim - 2)
         padded, count = jnp.pad(cut, around, constant_values=fill), cut.shape[1]
         shifted = [jax.lax.slice_in_dim(padded, first, first + count, axis=1) for first in range(sides + 1)]
@@ -192,6 +198,7 @@ def banded_attention(
     # No sequence has the id -1, so padding of the row sees and is seen by nothing else.
     sequences = blocks(sequence_ids, fill=-1)
     visible = sequences[:, :, :, None] == with_neighbors(sequences, fill=-1)[:, :, None, :]
+    # Distances are the same in all blocks, so this mask is a constant of the program.
     ahead = np.arange(-block, sides * block)[None, :] - np.arange(block)[:, None]
     within = (np.abs(ahead) <= options.window) & (ahead <= 0 if options.causal else True)
     visible &= jnp.asarray(within)[None, None]
@@ -307,6 +314,7 @@ def splash_attention(
         return context.transpose(0, 2, 1, 3)
 
     query, key, value = heads
+    # The splash kernel does not scale scores itself.
     scaled = query * (1.0 / math.sqrt(query.shape[-1])), key, value
     return run_padded(attend, scaled, sequence_ids, length, None, options)
 

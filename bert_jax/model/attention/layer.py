@@ -43,11 +43,13 @@ def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
                 "Use --config.model.attention=auto"
             )
         return ["none"]
+    # As in a training step: evaluation, without dropout, may run faster kernels.
     training = {"dropout_rate": config.attention_dropout, "needs_scores": config.relative != "none"}
     chosen = [
         _kernel(config, runtime, length, local=not config.is_global(layer), **training)
         for layer in range(config.layers)
     ]
+    # Layers with and without a window may differ.
     return list(dict.fromkeys(chosen))
 
 
@@ -103,6 +105,7 @@ class SelfAttention(nnx.Module):
             with_map: whether to return the probabilities before dropout, too.
         """
         config, runtime, rate = self.config, self.runtime, 0.0 if seeds is None else self.config.attention_dropout
+        # All positions are keys and values, whichever have queries.
         readers, query_positions = (hidden, keys) if queries is None else queries
         kernel = _kernel(
             config,
@@ -120,12 +123,16 @@ class SelfAttention(nnx.Module):
             None if self.qkv.bias is None else self.qkv.bias[...],
             separate=kernel in choice.SEPARATE,
         )
+        # Adapters act before rotations, so that merging them into the kernels (lora.merge) changes nothing.
         query = adapted(self, "query", query, readers, seeds)
         key, value = adapted(self, "key", key, hidden, seeds), adapted(self, "value", value, hidden, seeds)
         if config.positions == "rotary":
+            # By the position in the sequence, so that a packed row gives the states of separate rows.
             base = config.rotary_base_local if local else config.rotary_base
             query, key = rotate(query, query_positions.in_sequence, base), rotate(key, keys.in_sequence, base)
         if config.relative == "shaw":
+            # Within a sequence, distances in the row are those in the sequence. Scores between sequences are masked
+            # anyway.
             in_row = keys.in_row[:1]  # the same in each row
             queried = in_row if queries is None else query_positions.in_row
             bias = self.relative(query, queried, in_row, runtime.precision)
@@ -166,6 +173,7 @@ def _attend(
         from bert_jax.model.attention.triton import triton_attention
 
         return triton_attention(heads, keys.sequence_ids, seeds, options), None
+    # Lengths describe what is visible only without a window, and causality only if queries and keys are the same.
     if kernel == "cudnn" and keys.unpacked and not options.window and not (options.causal and queries is not keys):
         choice.log_once("cudnn reads the lengths of sequences instead of a mask")
         return cudnn_attention_by_length(heads, sequence_lengths(keys), options), None

@@ -49,6 +49,7 @@ def triton_attention(heads: Heads, sequence_ids: Ids, seeds: Seeds, options: Ker
     def attend(query: Array, key: Array, value: Array, sequences: Array, *words: Array) -> Array:
         _, length, count, width = query.shape
         grid = TritonGrid(**vars(options), heads=count, width=width, length=length)
+        # Words come as [B, T, N, 2] and are read by line, [B, N, 2, T].
         by_line = words[0].transpose(0, 2, 3, 1) if words else None
         return _attend(grid, query, key, value, sequences, by_line)
 
@@ -83,6 +84,7 @@ def _forward(
 ) -> tuple[Lines, tuple[Any, ...]]:
     """Returns the context and the residuals, which include each query's log-sum-exp."""
     own, whole = _specs(grid)
+    # One number a query (log-sum-exp), from which the backward kernels compute the probabilities again.
     statistic = jax.ShapeDtypeStruct((len(query), grid.heads, grid.length), jnp.float32)
     context, logsumexp = _call(
         grid,
@@ -100,6 +102,8 @@ def _backward(grid: TritonGrid, residuals: tuple[Any, ...], gradient: Lines) -> 
     own, whole = _specs(grid)
     average = None
     if grid.blocks > 1:  # else the kernel has all scores of a query, and sums over them
+        # The sum over keys of probability times slope, by context times gradient. The context is divided by the kept
+        # share and the slopes are not, hence the factor.
         products = context.astype(jnp.float32) * gradient.astype(jnp.float32)
         average = products.sum(axis=-1).transpose(0, 2, 1) * (1.0 - grid.dropout_rate)
     like = jax.ShapeDtypeStruct(query.shape, query.dtype)
@@ -118,6 +122,7 @@ def _backward(grid: TritonGrid, residuals: tuple[Any, ...], gradient: Lines) -> 
     if grid.blocks == 1:
         gradients = run(_whole_kernel, own, own, 3)
     else:
+        # A cell owns the block whose gradient it sums, so no two cells write to one place.
         gradients = [*run(_queries_kernel, own, whole, 1), *run(_keys_kernel, whole, own, 2)]
     return *gradients, None, None
 
@@ -135,6 +140,8 @@ def _forward_kernel(
         weighted, largest, total = before
         keys = _keys(grid, key, value, sequences, number, number)
         scores = _scores(grid, queries, keys)
+        # MASKED_SCORE is finite: if a query sees nothing in its first blocks, their weights are exp(0) = 1, and
+        # `shrink` makes them 0 at the first key that it sees.
         after = jnp.maximum(largest, scores.max(axis=1))
         shrink, weights = jnp.exp(largest - after), jnp.exp(scores - after[:, None])
         # Dropout zeroes weights of the sum, and leaves the total that divides it.
@@ -142,6 +149,7 @@ def _forward_kernel(
         weighted = weighted * shrink[:, None] + grid.matmul(dropped, keys.values, FIRST_OF_SECOND)
         return weighted, after, total * shrink + weights.sum(axis=1)
 
+    # The weighted sum of values, and each query's largest score and total.
     line = functools.partial(jnp.full, (grid.block,), dtype=jnp.float32)
     begin = jnp.zeros((grid.block, grid.width), jnp.float32), line(MASKED_SCORE), line(0.0)
     weighted, largest, total = _over_blocks(grid, add, begin)
@@ -156,6 +164,7 @@ def _whole_kernel(grid: TritonGrid, query: Any, key: Any, value: Any, sequences:
     keys = _keys(grid, key, value, sequences, 0, 0)
     slopes = gradient[...]
     dropped, score_gradient = _gradients(grid, queries, keys, logsumexp[...], average, slopes)
+    # Scores have the scale, so the gradients of queries and keys get it here; that of values has none.
     _store(grid, query_gradient, grid.matmul(score_gradient, keys.vectors, FIRST_OF_SECOND), grid.scale)
     _store(grid, key_gradient, grid.matmul(score_gradient, queries.vectors, FIRST), grid.scale)
     _store(grid, value_gradient, grid.matmul(dropped, slopes, FIRST))
@@ -207,6 +216,7 @@ def _gradients(
     probabilities = jnp.exp(_scores(grid, queries, keys) - logsumexp[:, None])
     probability_gradient = drop(grid.matmul(slopes, keys.values, LAST))
     if average is None:
+        # Both factors leave out the division by the kept share, which _store makes up for.
         average = (probability_gradient * probabilities).sum(axis=1)
     score_gradient = probabilities * (probability_gradient - average[:, None])
     return drop(probabilities).astype(slopes.dtype), score_gradient.astype(slopes.dtype)
@@ -223,7 +233,9 @@ def _scores(grid: TritonGrid, queries: Queries, keys: Keys) -> Array:
 
 def _dropout(grid: TritonGrid, queries: Queries, keys: Keys) -> Callable[[Array], Array]:
     if queries.words is None:
+        # Nothing is dropped, so the index does not matter.
         return grid.dropout(None, keys.ids)
+    # Keys are numbered from the row's first position, so that the masks are einsum's.
     index = (keys.first + jnp.arange(grid.block)).astype(jnp.uint32)
     first, second = queries.words
     return grid.dropout((first[:, None], second[:, None]), index[None, :])
@@ -247,6 +259,7 @@ def _over_blocks(grid: TritonGrid, add: Any, begin: Any) -> Any:
 
 
 def _store(grid: TritonGrid, result: Any, sums: Array, factor: float = 1.0) -> None:
+    # The factor of dropout, 1 / (1 - rate), comes here once per sum, in float32 and before rounding.
     result[...] = (sums * (factor / (1.0 - grid.dropout_rate))).astype(result.dtype)
 
 

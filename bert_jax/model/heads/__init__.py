@@ -51,6 +51,7 @@ def has_pooler(heads: Heads, config: ModelConfig) -> bool:
     return heads.pooler or (config.pooler == "transform" and bool(heads.tags or heads.question))
 
 
+# Names are parts of parameters' paths, and so of checkpoints. () means a head without arguments, None no head.
 HEADS: dict[str, Head] = {
     "pooler": Head(Pooler, lambda heads, config: () if has_pooler(heads, config) else None),
     "pooling": Head(
@@ -66,6 +67,7 @@ HEADS: dict[str, Head] = {
     HIDDEN_PROJECTION: Head(
         HiddenProjection, lambda heads, _: (heads.hidden_projection,) if heads.hidden_projection else None
     ),
+    # A choice is one score, so its classifier has one output.
     "classifier": Head(Classifier, lambda heads, _: (heads.classes or 1,) if heads.classes or heads.choices else None),
     "tagger": Head(Classifier, lambda heads, _: (heads.tags,) if heads.tags else None),
     "crf": Head(CRF, lambda heads, _: (heads.tags,) if heads.crf else None),
@@ -88,6 +90,7 @@ def chosen_heads(heads: Heads, config: ModelConfig) -> dict[str, tuple[Callable[
             "bert_jax.model.heads.HEADS first"
         )
     chosen = {}
+    # In the table's order, whatever the order of the choices.
     for name, head in HEADS.items():
         named = () if name in heads.named else None
         arguments = named if head.arguments is None else head.arguments(heads, config)

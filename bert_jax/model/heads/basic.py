@@ -25,6 +25,7 @@ class Classifier(nnx.Module):
         self.dropout_rate = config.dropout
 
     def __call__(self, vectors: Float[Array, "B K D"], seeds: Seeds = None) -> Float[Array, "B K C"]:
+        # The matmul sums in float32 anyway, and a loss should not read logits that were rounded afterwards.
         return self.dense(dropout(vectors, self.dropout_rate, seeds), dtype=jnp.float32)
 
 
@@ -127,15 +128,18 @@ def pool_sequences(
     """
     if pooling == "cls":
         return gather_positions(hidden, cls_positions)
+    # [B, S, T]: whether a position belongs to sequence s. Sequences are numbered from 1, padding is 0.
     numbers = jnp.arange(1, cls_positions.shape[1] + 1)
     inside = sequence_ids[:, None, :] == numbers[None, :, None]
     if pooling == "last":
+        # An absent sequence would give position 0, so its vector is set to 0 afterwards.
         last = jnp.where(inside, jnp.arange(hidden.shape[1]), 0).max(axis=-1)
         return jnp.where(inside.any(axis=2)[..., None], gather_positions(hidden, last), 0)
     if pooling == "max":
         highest = jnp.where(inside[..., None], hidden[:, None], -jnp.inf).max(axis=2)
         return jnp.where(inside.any(axis=2)[..., None], highest, 0)
-    # A softmax over the positions inside each sequence; equal scores give the mean. All zero for an absent sequence.
+    # A softmax over the positions inside each sequence; equal scores give the mean. All zero for an absent sequence,
+    # whose softmax is over a finite score, because it would be NaN over -inf alone.
     scores = jnp.zeros(hidden.shape[:2]) if scores is None else scores
     softmax = jax.nn.softmax(jnp.where(inside, scores[:, None], -1e30), axis=-1)
     weights = jnp.where(inside, softmax, 0).astype(hidden.dtype)
@@ -144,6 +148,7 @@ def pool_sequences(
 
 def pool_rows(pooling: str, hidden: Float[Array, "B T W"], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B W"]:
     """Pools the one sequence of each row, by heads.pooling, in float32; zeros for a filler."""
+    # The sequence begins at position 0, and S is 1.
     first = jnp.zeros((hidden.shape[0], 1), jnp.int32)
     return pool_sequences(pooling, hidden.astype(jnp.float32), sequence_ids, first)[:, 0]
 

@@ -8,6 +8,7 @@ from bert_jax.errors import UserError
 POOLINGS = ("cls", "mean", "max", "last", "attention_dot", "attention_additive")
 BOUNDARIES = ("hidden", "networks")
 CONTENTS = ("mean", "attention")
+# to_json leaves these out if a model lacks them.
 LATER_HEADS = ("replaced_tokens", "generator", "layer_mix", "hidden_projection", "named")
 
 
@@ -77,6 +78,7 @@ class Heads:
 
     def __post_init__(self) -> None:
         _check_choice("heads.pooling", self.pooling, POOLINGS)
+        # Other poolings make a vector without it, so that classes may do without a pooler.
         read_pooled = self.next_sentence or (self.pooling == "cls" and (self.classes or self.choices))
         if read_pooled and not self.pooler:
             raise UserError(

@@ -111,6 +111,7 @@ def allowed_by(scheme: Scheme | None, whole: Bool[Array, "B 2"] | None = None) -
     if scheme is None:
         return None
     first, last = jnp.array([scheme.first]), jnp.array([scheme.last])
+    # A row that begins or ends within a sentence may do so within an entity.
     if whole is not None:
         first, last = first | ~whole[:, :1], last | ~whole[:, 1:]
     return Allowed(jnp.array(scheme.pairs), first, last)
@@ -141,6 +142,7 @@ class CRF(nnx.Module):
         transitions, start, end = self._scores(allowed)
         before = _tagged_before(tagged)
         first = _first_of_chain(tagged, sequence_ids)
+        # The last of a chain is the first one if a row is read backwards.
         last = _first_of_chain(tagged[:, ::-1], sequence_ids[:, ::-1])[:, ::-1]
         inner = tagged & ~first
         # One-hot matmuls, since the gradient of a look-up would be a scatter.
@@ -172,6 +174,7 @@ class CRF(nnx.Module):
             leaving = jnp.where(first[:, None], end, transitions.T[tag])
             return jnp.where(tagged, (before + leaving).argmax(axis=-1), tag), jnp.where(tagged, tag, 0)
 
+        # Backwards from the best end: each position's tag follows from the tag after it.
         first = _first_of_chain(tagged, sequence_ids)
         best = (last + end).argmax(axis=-1)
         _, path = jax.lax.scan(back, best, (forward, tagged.T, first.T), reverse=True)
@@ -199,10 +202,13 @@ class CRF(nnx.Module):
             before, closed = carry  # paths by their last tag; and all of them, as if the chain ended here
             logits, tagged, first = position
             moved = reduce(before[:, :, None] + transitions[None], axis=1)
+            # A chain begins with the value of all chains before it, so that a row's value is their sum.
             begun = closed[:, None] + start
+            # Positions without a tag pass both values on.
             after = jnp.where(tagged[:, None], jnp.where(first[:, None], begun, moved) + logits, before)
             return (after, jnp.where(tagged, reduce(after + end, axis=-1), closed)), before
 
+        # The initial zeros count nowhere: the first tagged position begins a chain.
         first = _first_of_chain(tagged, sequence_ids)
         by_position = (logits.astype(jnp.float32).swapaxes(0, 1), tagged.T, first.T)
         initial = (jnp.zeros_like(by_position[0][0]), jnp.zeros(logits.shape[0]))
@@ -268,6 +274,7 @@ class SpanVectors(nnx.Module):
             self.attention(hidden, seeds)[..., 0] if self.spans.content == "attention" else jnp.zeros(hidden.shape[:2])
         )
         inside = jnp.tril(jnp.ones((length, length), bool))  # the positions of a span, by its length
+        # A span has one position at least, so -inf leaves no softmax empty.
         weights = jax.nn.softmax(jnp.where(inside[None, None], ahead(scores, length)[:, :, None], -jnp.inf), axis=-1)
         weights = weights.astype(hidden.dtype)
         content = jnp.einsum("btlk,btkd->btld", weights, ahead(hidden, length), precision=self.runtime.precision)
@@ -293,6 +300,7 @@ class SpanPairs(Network):
 
     def __call__(self, vectors: Float[Array, "B P G"], seeds: Seeds = None) -> Float[Array, "B P P C"]:
         """Returns the relation from span p to span q at [p, q]."""
+        # Span p varies along axis 1, span q along axis 2.
         shape = (vectors.shape[0], vectors.shape[1], *vectors.shape[1:])
         first, second = jnp.broadcast_to(vectors[:, :, None], shape), jnp.broadcast_to(vectors[:, None], shape)
         return super().__call__(jnp.concatenate([first, second, first * second], axis=-1), seeds)
@@ -311,6 +319,7 @@ def choose_spans(
     They are sorted, best first. A row may have fewer real spans; P is at most T times K. Relations are predicted
     between these spans only (Lee et al. 2017, section 5).
     """
+    # top_k puts -inf last, and isfinite tells these places from real spans.
     flat = jnp.where(possible, scores, -jnp.inf).reshape(scores.shape[0], -1)
     best, places = jax.lax.top_k(flat, min(count, flat.shape[1]))
     return places // scores.shape[2], places % scores.shape[2] + 1, jnp.isfinite(best)
@@ -320,6 +329,7 @@ def take_spans(
     vectors: Float[Array, "B T K G"], starts: Int[Array, "B P"], lengths: Int[Array, "B P"]
 ) -> Float[Array, "B P G"]:
     """Returns the vectors of some spans, by their first positions and lengths."""
+    # Entry [t, n - 1] is at t * K + n - 1 of the flat spans.
     rows, positions, longest, width = vectors.shape
     return gather_positions(vectors.reshape(rows, positions * longest, width), starts * longest + lengths - 1)
 

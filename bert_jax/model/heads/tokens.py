@@ -49,7 +49,7 @@ class MaskedLanguageModel(nnx.Module):
 
 
 class LanguageModel(nnx.Module):
-    """The output matrix applied to hidden states of a causal model (Radford et al. 2018, equation 2).
+    """The output matrix applied to a causal model's hidden states (Radford et al. 2018, equation 2).
 
     A dense layer comes first if the embeddings have a width of their own. The two directions of an encoder share the
     parameters (Peters et al. 2018, section 3.1).
@@ -98,6 +98,7 @@ class SpanBoundary(nnx.Module):
         table: Float[Array, "V E"],
     ) -> VocabularyProduct:
         """Returns the logits before they are computed. Offsets in the span count from 1."""
+        # Fillers (offset 0) and offsets past the table get some row: the loss gives both the weight 0.
         places = look_up_by_matmul(self.position.table[...], jnp.clip(offsets - 1, 0, SPAN_PLACES - 1))
         joined = jnp.concatenate([left, right, places.astype(left.dtype)], axis=-1)
         function = activation(self.config.activation)
@@ -147,6 +148,7 @@ class Generator(nnx.Module):
         hidden, places = embedded, (batch.sequence_ids, batch.positions, masked_positions)
         if self.config.embedding_width:
             hidden = self.projection(embedded)
+        # Nothing reads the generator's states at other positions, so its last layer leaves them out.
         vectors = self.encoder.at_positions(hidden, *places, dropout_key, unpacked=is_unpacked(batch))
         return self.mlm_head.product(vectors, tokens).logits()
 
@@ -157,6 +159,7 @@ def generator_config(config: ModelConfig, width: int) -> ModelConfig:
     Raises:
         UserError: heads as wide as the model's do not divide `width`.
     """
+    # The generator keeps the width of heads and changes their number. One narrower than a head has a single one.
     head_width = config.width // config.heads
     if width % head_width and width > head_width:
         raise UserError(
