@@ -312,7 +312,7 @@ class BuildOptions(Reading):
         """Names of the manifest's counts under these options, apart from `skipped`."""
         pairs = ("random_pairs",) if self.objective == "nsp" else ()
         words = ("words", "long_words") if self.mask_unit != "token" else ()
-        return (*COUNTED, *pairs, *words)
+        return (*COUNTED, "left_out", *pairs, *words)
 
     @property
     def max_predictions(self) -> int:

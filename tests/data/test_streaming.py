@@ -272,7 +272,7 @@ def test_what_cannot_be_streamed_is_refused_in_one_line(output, other_output, sh
         (
             r"has \d+ rows, but batches of this size are streamed in 251 lanes",
             {0: 251},
-            {"train": shards_dir, "cache_bytes": 1e9},
+            {"train": shards_dir / "eval", "cache_bytes": 1e9},
         ),
         (r"no manifest\.json in", DEFAULT, {"train": tmp_path}),
         (
