@@ -182,7 +182,7 @@ def sentence_order_pairs(
 
 
 def cut_long_sentences(encoded: Encoded, room: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """Cuts sentences of more than a quarter of a pair's room into pieces of at most an eighth, to pair like sentences.
+    """Cuts sentences of more than half a pair's room into pieces of at most an eighth, to pair like sentences.
 
     A pair is a chunk of sentences that just exceeds the room, and loses the excess. Without cutting, text without
     punctuation loses 95% of its tokens, and all its pairs of nsp are random.
@@ -191,7 +191,7 @@ def cut_long_sentences(encoded: Encoded, room: int) -> tuple[list[int], list[tup
         The offsets of the pieces, and by document its pieces [first, last).
     """
     lengths, most = np.diff(encoded.offsets), max(room // 8, 4)
-    counts = np.where(lengths > 2 * most, -(-lengths // most), 1)
+    counts = np.where(lengths > 4 * most, -(-lengths // most), 1)
     firsts = np.concatenate([[0], np.cumsum(counts)])
     # Piece k of a sentence with n pieces begins after k/n of its ids. `arange` counts k on over all sentences.
     piece = np.arange(firsts[-1]) - np.repeat(firsts[:-1], counts)
