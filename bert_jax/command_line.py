@@ -78,7 +78,7 @@ def outcome(error: BaseException) -> tuple[int, str] | None:
         case Stopped(cause=cause):
             program = "bert-jax" if Path(sys.argv[0]).name == "bert-jax" else "python -m bert_jax"
             code = EXIT_STOPPED if cause == "SIGTERM" else EXIT_INTERRUPTED
-            return code, f"{error}: {shlex.join([program, *sys.argv[1:]])}".replace(f"'{program}'", program)
+            return code, f"{error}: {program} {shlex.join(sys.argv[1:])}"
         case RunAgain():
             return EXIT_LOST, f"error: {error}"
         case KeyboardInterrupt():

@@ -297,8 +297,8 @@ def _split_flags(config_class: type, arguments: Sequence[str]) -> Iterator[tuple
             if _defines(config_class, name):
                 raise UserError(f"unknown flag --{flag}; write the key as --config.{flag}=VALUE")
             key = _meant(flag, config_class)
-            advice = f"did you mean --config.{key}?" if key else "write overrides as --config.KEY=VALUE"
-            raise UserError(f"unknown flag --{flag}; {advice.replace('--config.--', '--')}")
+            advice = _did_you_mean("--config", key) if key else "write overrides as --config.KEY=VALUE"
+            raise UserError(f"unknown flag --{flag}; {advice}")
         if not equals:
             value = next(rest, "--")
             if value.startswith("--"):
@@ -482,11 +482,14 @@ def _unknown_key(where: str, key: str, group: Any, root: Any = None) -> str:
     inside = _meant(key, group)  # learning_rate, say, of optimizer
     outside = _meant(key, root, cutoff=0.75 if known else 1.0) if root and not inside else ""
     if inside or outside:
-        meant = f"{where}.{inside}" if inside else f"config.{outside}"
-        advice = f"did you mean {meant.replace('config.--', '--')}?"
+        advice = _did_you_mean(where, inside) if inside else _did_you_mean("config", outside)
     else:
         advice = nearest(key, known, f"{where}.") if known else f"{where}={group.kind} has no keys"
     return f"unknown key {where}.{key}; {advice}"
+
+
+def _did_you_mean(group: str, key: str) -> str:
+    return f"did you mean {key if key.startswith('--') else f'{group}.{key}'}?"  # a flag is no key of a group
 
 
 def _meant(word: str, root: Any, cutoff: float = 0.75) -> str:
