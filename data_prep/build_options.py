@@ -176,7 +176,7 @@ class BuildOptions(Reading):
         "line breaks: join (a space, or none in Chinese), or keep (byte BPE)",
         choices=("join", "keep"),
     )
-    dedup: bool = option(False, "skip documents that equal an earlier one, byte for byte")
+    dedup: bool = option(False, "skip documents that equal an earlier one, apart from white space")
     objective: str = option(
         "nsp",
         "nsp (BERT), sop (ALBERT), full_sentences, doc_sentences (RoBERTa), single (SpanBERT)",
