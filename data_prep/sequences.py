@@ -191,7 +191,7 @@ def cut_long_sentences(encoded: Encoded, room: int) -> tuple[list[int], list[tup
         The offsets of the pieces, and by document its pieces [first, last).
     """
     lengths, most = np.diff(encoded.offsets), max(room // 8, 4)
-    counts = np.where(lengths > 4 * most, -(-lengths // most), 1)
+    counts = np.where(lengths > room // 2, -(-lengths // most), 1)
     firsts = np.concatenate([[0], np.cumsum(counts)])
     # Piece k of a sentence with n pieces begins after k/n of its ids. `arange` counts k on over all sentences.
     piece = np.arange(firsts[-1]) - np.repeat(firsts[:-1], counts)
@@ -447,13 +447,13 @@ def _passages(objective: str, encoded: Encoded, seq_len: int) -> tuple[Int64[np.
     return np.concatenate([passages, last, last, np.full_like(last, -1)], axis=1), own, piece
 
 
-def left_out(made: Spans) -> int:
-    """Counts the ids in no sequence."""
+def left_out(made: Spans, separator: int) -> int:
+    """Counts the ids of the text, which has no separators, in no sequence."""
     # How many sequences hold an id is the number of spans that begin before or at it, less those that end there.
     spans = made.sequences[:, :4]
     holding = np.bincount(spans[:, ::2].ravel(), minlength=len(made.ids) + 1)
     holding -= np.bincount(spans[:, 1::2].ravel(), minlength=len(made.ids) + 1)
-    return int(np.count_nonzero(np.cumsum(holding)[: len(made.ids)] == 0))
+    return int(np.count_nonzero((np.cumsum(holding)[: len(made.ids)] == 0) & (made.ids != separator)))
 
 
 def borders(objective: str, encoded: Encoded) -> Borders:

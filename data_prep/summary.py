@@ -200,7 +200,8 @@ def document_line(manifest: Mapping[str, Any]) -> str:
     if alone <= _MANY_OF_ONE_SENTENCE:
         if "random_pairs" in counts and random > _MANY_RANDOM:
             return (
-                f"warning: {stated}: most sentences fill a row. Use a larger --seq_len, or --objective full_sentences"
+                f"warning: {stated}, because text of one sentence gets one. Use longer documents, a larger --seq_len, "
+                "a smaller --short_seq_prob, or --objective full_sentences"
             )
         return stated if alone >= _WORTH_A_LINE or "random_pairs" in counts else ""
     chosen = manifest["reading"].get("input_format", "auto")

@@ -349,7 +349,7 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
         generator = random.Random(f"{options.seed} {unit.part} {unit.number} {dupe}")
         first_key = (unit.key << 32) | counts["sequences"]
         made = _spans(tokenizer, arguments, encoded, generator)
-        counts["left_out"] += left_out(made)
+        counts["left_out"] += left_out(made, tokenizer.sep_id)
         rows = _rows(tokenizer, arguments, encoded, made, first_key)
         unigrams += np.bincount(rows.input_ids.reshape(-1), minlength=tokenizer.vocab_size)
         if options.mask_unit != "token":

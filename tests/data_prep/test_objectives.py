@@ -159,7 +159,18 @@ def test_long_sentences_are_cut_into_pieces_and_others_are_not() -> None:
         ]
         for begin, length in zip(offsets.tolist(), lengths, strict=False):
             inside = [end - start for start, end in pairwise(pieces) if begin <= start < begin + length]
-            assert (inside == [length]) if length <= 60 else (max(inside) <= 15 and max(inside) - min(inside) <= 1)
+            assert (inside == [length]) if length <= 62 else (max(inside) <= 15 and max(inside) - min(inside) <= 1)
+
+
+@pytest.mark.parametrize("seq_len", [8, 16, 64, 128, 512])
+def test_text_without_long_sentences_is_not_cut(seq_len: int) -> None:
+    room = seq_len - 3
+    text = unit([[1, room // 2, 2], [room // 2] * 5])
+    offsets, documents = cut_long_sentences(text, room)
+    assert (offsets, documents) == (text.offsets.tolist(), [(0, 3), (3, 8)])
+    longer = unit([[room // 2 + 1, room + 1, 9 * room]])
+    pieces, _ = cut_long_sentences(longer, room)
+    assert max(end - begin for begin, end in pairwise(pieces)) <= max(room // 8, 4)
 
 
 @pytest.mark.parametrize("objective", ["nsp", "sop"])
@@ -171,6 +182,6 @@ def test_text_without_punctuation_is_kept(objective: str) -> None:
     held = np.zeros(len(text.ids), bool)
     for a_begin, a_end, b_begin, b_end, _ in pairs.sequences.tolist():
         held[a_begin:a_end] = held[b_begin:b_end] = True
-    assert left_out(pairs) == np.count_nonzero(~held) < 0.08 * len(text.ids)
+    assert left_out(pairs, len(text.ids)) == np.count_nonzero(~held) < 0.08 * len(text.ids)
     if objective == "nsp":
         assert 0.4 < np.mean(pairs.sequences[:, 4] == 1) < 0.6
