@@ -188,9 +188,9 @@ class Model:
         Args:
             data: What `finetune` takes as dev, shards, or a folder in BEIR's layout (`bert-jax evaluate --help`).
             mesh: The number of devices on each mesh axis; by default, rows are sharded over all devices.
-            options: batch_size, compute_dtype, max_rows, pseudo_perplexity, max_length, truncate_dim, skip_self,
-                metrics, positive, null_threshold, label_map, text, text_pair and label, as flags of `bert-jax evaluate
-                --help`. tasks.evaluation.EvaluateOptions has types and defaults.
+            options: batch_size, compute_dtype, max_rows, pseudo_perplexity, any_part, max_length, truncate_dim,
+                skip_self, metrics, positive, null_threshold, label_map, text, text_pair and label, as flags of
+                `bert-jax evaluate --help`. tasks.evaluation.EvaluateOptions has types and defaults.
 
         Raises:
             UserError: As `bert_jax.tasks.evaluation.evaluate` does, and `finetune` for data in memory.

@@ -176,7 +176,7 @@ class BuildOptions(Reading):
         "line breaks: join (a space, or none in Chinese), or keep (byte BPE)",
         choices=("join", "keep"),
     )
-    dedup: bool = option(False, "skip documents that equal an earlier one, byte for byte")
+    dedup: bool = option(False, "skip documents that equal an earlier one, apart from white space")
     objective: str = option(
         "nsp",
         "nsp (BERT), sop (ALBERT), full_sentences, doc_sentences (RoBERTa), single (SpanBERT)",
@@ -312,7 +312,7 @@ class BuildOptions(Reading):
         """Names of the manifest's counts under these options, apart from `skipped`."""
         pairs = ("random_pairs",) if self.objective == "nsp" else ()
         words = ("words", "long_words") if self.mask_unit != "token" else ()
-        return (*COUNTED, *pairs, *words)
+        return (*COUNTED, "left_out", *pairs, *words)
 
     @property
     def max_predictions(self) -> int:

@@ -181,6 +181,26 @@ def sentence_order_pairs(
     return pairs
 
 
+def cut_long_sentences(encoded: Encoded, room: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """Cuts sentences of more than half a pair's room into pieces of at most an eighth, to pair like sentences.
+
+    A pair is a chunk of sentences that just exceeds the room, and loses the excess. Without cutting, text without
+    punctuation loses 95% of its tokens, and all its pairs of nsp are random.
+
+    Returns:
+        The offsets of the pieces, and by document its pieces [first, last).
+    """
+    lengths, most = np.diff(encoded.offsets), max(room // 8, 4)
+    counts = np.where(lengths > room // 2, -(-lengths // most), 1)
+    firsts = np.concatenate([[0], np.cumsum(counts)])
+    # Piece k of a sentence with n pieces begins after k/n of its ids. `arange` counts k on over all sentences.
+    piece = np.arange(firsts[-1]) - np.repeat(firsts[:-1], counts)
+    within = piece * np.repeat(lengths, counts) // np.repeat(counts, counts)
+    begins = np.repeat(encoded.offsets[:-1], counts) + within
+    documents = [(first, last) for first, last in firsts[encoded.documents].tolist()]
+    return [*begins.tolist(), int(encoded.offsets[-1])], documents
+
+
 def _target(room: int, short_seq_prob: float, draw: Draw) -> int:
     # Mostly the whole row, and sometimes less, so that pretraining sees short inputs too.
     return 2 + int(draw() * (room - 1)) if draw() < short_seq_prob else room
@@ -372,7 +392,7 @@ def spans(
 def _pairs(
     objective: str, encoded: Encoded, seq_len: int, short_seq_prob: float, generator: Random
 ) -> tuple[Int64[np.ndarray, "Q 5"], Own, Piece]:
-    offsets, documents = encoded.offsets.tolist(), [(first, last) for first, last in encoded.documents.tolist()]
+    offsets, documents = cut_long_sentences(encoded, seq_len - 3)
     pair = next_sentence_pairs if objective == "nsp" else sentence_order_pairs
     draw = generator.random
 
@@ -425,6 +445,15 @@ def _passages(objective: str, encoded: Encoded, seq_len: int) -> tuple[Int64[np.
         return Pair(begin, begin + tokens, begin + tokens, begin + tokens, -1), tokens
 
     return np.concatenate([passages, last, last, np.full_like(last, -1)], axis=1), own, piece
+
+
+def left_out(made: Spans, separator: int) -> int:
+    """Counts the ids of the text, which has no separators, in no sequence."""
+    # How many sequences hold an id is the number of spans that begin before or at it, less those that end there.
+    spans = made.sequences[:, :4]
+    holding = np.bincount(spans[:, ::2].ravel(), minlength=len(made.ids) + 1)
+    holding -= np.bincount(spans[:, 1::2].ravel(), minlength=len(made.ids) + 1)
+    return int(np.count_nonzero((np.cumsum(holding)[: len(made.ids)] == 0) & (made.ids != separator)))
 
 
 def borders(objective: str, encoded: Encoded) -> Borders:

@@ -33,6 +33,8 @@ _LINES = "removed_lines"
 _MANY_OF_ONE_SENTENCE = 0.2
 _WORTH_A_LINE = 0.005  # below this share, 0% would be printed
 _MANY_LONG_WORDS = 0.01
+_MANY_LEFT_OUT = 0.05
+_MANY_RANDOM = 0.6  # of the pairs, half of which should be random
 # Rare words alone never give this much; a vocabulary of another language, script or case does.
 _MUCH_UNKNOWN = 0.2
 
@@ -120,6 +122,7 @@ def output_lines(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer
     lines = [
         _eval_line(manifest, moved_to_train),
         f"skipped: {listed(skipped)}" if skipped else "",
+        token_line(manifest),
         word_line(manifest["counts"]),
         document_line(manifest),
         f"warning: --document_separator {separator!r} separates nothing: each file of --input is one document"
@@ -155,6 +158,18 @@ def _eval_line(manifest: Mapping[str, Any], moved_to_train: int) -> str:
     return f"no document was chosen for eval (--eval_fraction {eval_fraction}). Raise it, or use more text"
 
 
+def token_line(manifest: Mapping[str, Any]) -> str:
+    """States how many tokens were read, kept and left out, as a warning if many are left out."""
+    counts = manifest["counts"]
+    read, left = counts["source_tokens"] * manifest["dupe_factor"], counts.get("left_out")
+    if left is None or not read:
+        return ""
+    stated = f"{read:,} tokens read, {read - left:,} kept, {left:,} left out ({left / read:.1%})"
+    if left / read <= _MANY_LEFT_OUT:
+        return stated
+    return f"warning: {stated}: pairs are cut to --seq_len. Use --objective full_sentences, or a larger --seq_len"
+
+
 def word_line(counts: Mapping[str, Any]) -> str:
     """States the fraction of words too long for whole-word masks, as a warning if it is large."""
     if not counts.get("words"):
@@ -183,6 +198,11 @@ def document_line(manifest: Mapping[str, Any]) -> str:
         random = counts["random_pairs"] / max(counts["sequences"], 1)
         stated += f"; {random:.0%} of the pairs have a random segment (50% are intended)"
     if alone <= _MANY_OF_ONE_SENTENCE:
+        if "random_pairs" in counts and random > _MANY_RANDOM:
+            return (
+                f"warning: {stated}, because text of one sentence gets one. Use longer documents, a larger --seq_len, "
+                "a smaller --short_seq_prob, or --objective full_sentences"
+            )
         return stated if alone >= _WORTH_A_LINE or "random_pairs" in counts else ""
     chosen = manifest["reading"].get("input_format", "auto")
     if all(is_text(source["path"], chosen) for source in manifest["sources"]):

@@ -65,7 +65,7 @@ class UnitSplitter:
     unit_bytes: int  # UTF-8 bytes that complete a unit
     eval_fraction: float
     min_documents: int  # in a part: 2 for next-sentence pairs, which need another document; else 1
-    dedup: bool = False  # skips documents equal to an earlier one of the same pass, byte for byte
+    dedup: bool = False  # skips documents equal to an earlier one of the same pass, apart from white space
     first_number: int = 0  # of a part's units (data_prep/build_options.py)
     divided: bool = False  # whether the stream is a share of a corpus
     documents: int = 0  # in units
@@ -95,8 +95,8 @@ class UnitSplitter:
                 seen = Seen()
                 continue
             text = document if isinstance(document, bytes) else document.encode()
-            digest = hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()
-            if self.dedup and not seen.add(digest):
+            digest = _digest(text)
+            if self.dedup and not seen.add(_digest(_single_spaced(text))):
                 self.skipped["duplicate"] += 1
                 continue
             self.documents += 1
@@ -193,6 +193,15 @@ class _Gathering:
         number = self.first_number + self.closed
         self.closed += 1
         return Unit(self.part, number, tuple(text for text, _ in documents), whole.hexdigest())
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()
+
+
+def _single_spaced(text: bytes) -> bytes:
+    """Replaces each run of Unicode white space by a space, and removes it from both ends."""
+    return " ".join(text.decode().split()).encode()
 
 
 _FIRST_SLOTS = 1 << 12

@@ -32,7 +32,17 @@ from data_prep.job import UnitRecord, write_record
 from data_prep.noise import corrupt, rearrange, room_for
 from data_prep.packing import Packed, pack
 from data_prep.sentences import RULE_VERSION, joined_sentences, kept_pieces
-from data_prep.sequences import RANDOM_SEGMENT, Encoded, Spans, borders, segment_count, sequence_lengths, spans, usable
+from data_prep.sequences import (
+    RANDOM_SEGMENT,
+    Encoded,
+    Spans,
+    borders,
+    left_out,
+    segment_count,
+    sequence_lengths,
+    spans,
+    usable,
+)
 from data_prep.units import Unit
 
 _SUFFIX = ".ids"
@@ -327,6 +337,7 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
         "used": len(encoded.documents),
         "sentences": len(encoded.offsets) - 1,
         "source_tokens": len(encoded.ids),
+        "left_out": 0 if len(encoded.documents) else len(encoded.ids) * options.dupe_factor,
         "one_sentence": int(np.count_nonzero(np.diff(encoded.documents, axis=1) == 1)),
     }
     unigrams = np.zeros(tokenizer.vocab_size, np.int64)
@@ -337,7 +348,9 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
         # pairing to the next: every sequence of a unit has its own.
         generator = random.Random(f"{options.seed} {unit.part} {unit.number} {dupe}")
         first_key = (unit.key << 32) | counts["sequences"]
-        rows = _rows(tokenizer, arguments, encoded, first_key, generator)
+        made = _spans(tokenizer, arguments, encoded, generator)
+        counts["left_out"] += left_out(made, tokenizer.sep_id)
+        rows = _rows(tokenizer, arguments, encoded, made, first_key)
         unigrams += np.bincount(rows.input_ids.reshape(-1), minlength=tokenizer.vocab_size)
         if options.mask_unit != "token":
             for batch in row_batches(rows):
@@ -364,16 +377,20 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
     return write_record(directory, record, unigrams, lengths)
 
 
-def _rows(
-    tokenizer: Tokenizer, arguments: Arguments, encoded: Encoded, first_key: int, generator: random.Random
-) -> Rows:
+def _spans(tokenizer: Tokenizer, arguments: Arguments, encoded: Encoded, generator: random.Random) -> Spans:
+    """Makes one pairing, before noise."""
+    options = arguments.options
+    # Insertions make sequences longer and deletions shorter, so they are built with another length.
+    room = room_for(options.seq_len, options.delete_rate, options.insert_rate, segment_count(options.objective))
+    probability, separator = arguments.short_seq_prob, tokenizer.sep_id
+    return spans(options.objective, encoded, room, options.pack, probability, separator, generator)
+
+
+def _rows(tokenizer: Tokenizer, arguments: Arguments, encoded: Encoded, made: Spans, first_key: int) -> Rows:
     """Makes rows from one pairing, before masking."""
     options = arguments.options
     seq_len, most = options.seq_len, options.pack
     rates, moves = (options.delete_rate, options.insert_rate), (options.permute_sentences, options.rotate_documents)
-    # Insertions make sequences longer and deletions shorter, so they are built with another length.
-    room = room_for(seq_len, *rates, segment_count(options.objective))
-    made = spans(options.objective, encoded, room, most, arguments.short_seq_prob, tokenizer.sep_id, generator)
     keys = first_key + np.arange(len(made.sequences), dtype=np.uint64)
     if any(moves):
         made = rearrange(made, keys, borders(options.objective, encoded), options.seed, *moves)

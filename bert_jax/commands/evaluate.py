@@ -17,8 +17,9 @@ DESCRIPTION = """Evaluates a checkpoint and prints the metrics as one JSON line.
   bert-jax evaluate --checkpoint runs/ewt --data test.conllu  the metrics of the task it was fine-tuned for
   bert-jax evaluate --checkpoint runs/vectors --data scifact  retrieval, by vectors of texts
 
-Shards are the output of bert-jax build-examples: its eval/ is evaluated, or DIR/train. Masks of held-out rows never
-change, so checkpoints are comparable. If a model does not fit on a device, --mesh.fsdp or --mesh.tensor shards it.
+Shards are the output of bert-jax build-examples: its eval/ is evaluated, or DIR/train with --any_part. Masks of
+held-out rows never change, so checkpoints are comparable. If a model does not fit on a device, --mesh.fsdp or
+--mesh.tensor shards it.
 A causal model also has a perplexity and a word_perplexity, a bidirectional language model both for each direction
 (forward_lm_perplexity, ...), and masked diffusion their bounds (mdm_perplexity, ...). A word is a token with the tokens
 that continue it. The first two also predict special tokens, which count as words; elsewhere these are given.

@@ -124,6 +124,9 @@ class PretrainDataConfig:
         "file",
         "held_out",
     )
+    any_part: bool = option(
+        False, "read the part that an address names: train from DIR/eval, or evaluate on DIR/train", "free"
+    )
     mixture: Sources = option(
         {},
         "several shards instead of data.train, with their shares of the rows: {wiki: ('DIR', 0.7), books: ('DIR', "

@@ -22,9 +22,9 @@ COUNTED = (
     "one_sentence",  # documents of one sentence
 )
 
-# random_pairs (only with nsp) have a random B. Words are counted unless the masking unit is token; long_words exceed
-# the mask budget of their sequence.
-COUNTED_IF_PRESENT = ("random_pairs", "words", "long_words")
+# left_out are source tokens in no sequence, summed over pairings. random_pairs (only with nsp) have a random B. Words
+# are counted unless the masking unit is token; long_words exceed the mask budget of their sequence.
+COUNTED_IF_PRESENT = ("left_out", "random_pairs", "words", "long_words")
 
 # How data_prep makes sequences, and the ways that make labelled pairs of segments.
 OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences", "single")

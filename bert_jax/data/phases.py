@@ -5,6 +5,7 @@ A phase reads one data set, or a mixture of several (data/mixture.py). `PhasedLo
 """
 
 import bisect
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -250,10 +251,12 @@ def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> 
     # All sources are checked before any folder is opened, because opening may copy shards for hours.
     sources: dict[str, tuple[int, str | MixtureSpec]] = {}
     for first, source in {0: config.mixture or config.train, **later_phases(config)}.items():
-        key = f"data.phases.{first}" if first else "data.mixture"
+        key = f"data.phases.{first}" if first else "data.mixture" if config.mixture else "data.train"
         if isinstance(source, str) and not source.strip():
             raise UserError(f"{key} is empty. Name a folder, or a mixture of several")
         spec = source if isinstance(source, str) else read_mixture(source, key, config.mixture_alpha)
+        for name, folder in [("", spec)] if isinstance(spec, str) else [named[:2] for named in spec.folders]:
+            _check_part(folder, "train", source_key(key, name), config)
         sources[key] = first, spec
 
     def opened(folder: str) -> Dataset:
@@ -333,6 +336,7 @@ def _held_out(config: PretrainConfig, phase: Phase) -> tuple[Source, ...]:
             for name, dataset in phase.mixture.sources
             if dataset.manifest["parts"]["eval"]["rows"]
         )
+    _check_part(config.data.eval, "eval", "data.eval", config.data)
     held_out = open_dataset(_local(config.data.eval, config.data, ("eval",)), "eval")
     if held_out.tokenizer_hash != phase.mixture.dataset.tokenizer_hash:
         raise UserError(
@@ -340,6 +344,17 @@ def _held_out(config: PretrainConfig, phase: Phase) -> tuple[Source, ...]:
             f"({address_of(phase.mixture.dataset.directory)}); build both with the same --tokenizer"
         )
     return (Source("", held_out),)
+
+
+def _check_part(folder: str, wanted: Part, key: str, config: PretrainDataConfig) -> None:
+    """Refuses DIR/eval for training and DIR/train for evaluation, unless data.any_part is set."""
+    part = None if config.any_part else open_output(folder if is_remote(folder) else os.path.abspath(folder))[1]
+    if part not in (None, wanted):
+        rows = "held out for evaluation" if part == "eval" else "for training"
+        raise UserError(
+            f"{key} is {folder}, whose rows are {rows}. Name the folder above it, which has both parts, or set "
+            "--config.data.any_part=true if you mean this one"
+        )
 
 
 def _local(folder: str, config: PretrainDataConfig, parts: Sequence[Part]) -> str:

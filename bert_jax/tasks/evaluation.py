@@ -199,6 +199,7 @@ class EvaluateOptions(Checked):
     pseudo_perplexity: bool = option(False, "shards: also mask each token in turn, for masked language models")
     max_length: int = option(0, "truncate texts to N tokens; default: as fine-tuned; not for shards", metavar="N")
     truncate_dim: int = option(0, "vectors: use the first N dimensions; default: as the checkpoint says", metavar="N")
+    any_part: bool = option(False, "shards: measure on DIR/train if that is named, not only on held-out rows")
     skip_self: bool = option(False, "retrieval: a query does not find the document of its own _id")
     metrics: tuple[str, ...] = option(
         (), "those to print, such as accuracy,macro_f1; default: as fine-tuned", metavar="NAME,...", section=TASK_FILES
@@ -283,12 +284,17 @@ def evaluate(
         return _task_metrics(found)
     _refuse(given, (*_OF_TASKS, "max_length", "truncate_dim"), "the checkpoint has no task")
     dataset = open_dataset(data, "eval")  # of DIR/train, its own part
+    if dataset.part != "eval" and not given.any_part:
+        raise UserError(
+            f"{data} has rows for training. Give the folder above it, whose held-out rows are measured, or add "
+            f"{flag('any_part')} if you mean this one"
+        )
     pseudo = measure_pseudo_perplexity(loaded, dataset, config, given.max_rows) if given.pseudo_perplexity else {}
     return objective_metrics(loaded, dataset, config, given.max_rows) | pseudo
 
 
 # The options that only one kind of data uses.
-_OF_SHARDS = ("max_rows", "pseudo_perplexity")
+_OF_SHARDS = ("max_rows", "pseudo_perplexity", "any_part")
 _OF_TASKS = ("text", "text_pair", "label", "metrics", "label_map", "positive", "null_threshold")
 
 

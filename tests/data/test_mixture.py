@@ -27,7 +27,7 @@ from data_prep.build import build
 from data_prep.build_options import BuildOptions
 
 NAMES = ("large", "middle", "small")
-STEPS = 30
+STEPS = 36
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def loader_of(mixture: dict, phases: dict | None = None, schedule: dict[int, int
     return PhasedLoader(opened, vocabulary, batches=batch_schedule(schedule, 0), seed=3)
 
 
-RAMP = {0: 5, 4: 60, 11: 40}
+RAMP = {0: 5, 4: 75, 11: 50}
 
 
 def alone(dataset: Dataset, rows: int) -> Batch:

@@ -121,6 +121,32 @@ def test_a_mistake_is_one_line_and_writes_nothing(shards_dir, tmp_path, changes,
     assert not (tmp_path / "run").exists()
 
 
+def test_the_other_part_of_shards_is_refused_unless_it_is_meant(shards_dir, monkeypatch):
+    held_out, train = f"{shards_dir}/eval", f"{shards_dir}/train"
+    for keys, key in (
+        ({"train": held_out}, "data.train"),
+        ({"train": f"{held_out}//"}, "data.train"),
+        ({"train": f"{held_out}/../eval/."}, "data.train"),
+        ({"train": "eval"}, "data.train"),
+        ({"mixture": {"books": train, "news": held_out}}, "data.mixture.news"),
+        ({"train": train, "phases": {9: held_out}}, "data.phases.9"),
+        ({"train": train, "phases": {9: {"news": (held_out, 1.0)}}}, "data.phases.9.news"),
+        ({"train": str(shards_dir), "eval": train}, "data.eval"),
+        ({"train": str(shards_dir), "eval": f"{train}/"}, "data.eval"),
+    ):
+        monkeypatch.chdir(shards_dir)
+        for any_part in (False, True):
+            data = PretrainDataConfig(**keys, any_part=any_part)
+            try:
+                phases = open_phases(data)
+                open_held_out(PretrainConfig(data=data), phases)
+                assert any_part
+            except UserError as error:
+                assert str(error).startswith(f"{key} is ") and "--config.data.any_part=true" in str(error)
+    data = PretrainDataConfig(train=train, eval=held_out)  # the parts that are meant
+    assert open_held_out(PretrainConfig(data=data), open_phases(data))[0][0].dataset.part == "eval"
+
+
 def test_the_best_checkpoint_is_refused_where_a_phase_has_nothing_to_measure_it_by(shards_dir, tmp_path):
     parts = json.loads((shards_dir / "manifest.json").read_text())["parts"]
     other = edited(shards_dir, tmp_path / "other", parts={"eval": parts["eval"] | {"rows": 0}})

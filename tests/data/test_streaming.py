@@ -1,6 +1,7 @@
 """Rows read by ranges and in windows: the same batches for any number of processes and after any restart."""
 
 import contextlib
+import dataclasses
 import json
 import shutil
 import threading
@@ -250,8 +251,15 @@ def test_a_store_is_streamed_and_only_small_files_are_copied(output, store, tmp_
     assert not isinstance(held_out.dataset, StreamedDataset)
     for key in ("train", "eval"):  # of a cache without the held-out rows
         other = PretrainDataConfig(
-            train=f"gs://bucket/books/{key}", eval=str(output), cache_bytes=3e5, cache_dir=str(tmp_path / "other")
+            train=f"gs://bucket/books/{key}",
+            eval=str(output),
+            any_part=key == "eval",
+            cache_bytes=3e5,
+            cache_dir=str(tmp_path / "other"),
         )
+        if other.any_part:
+            with pytest.raises(UserError, match=r"data\.train is gs://bucket/books/eval, whose rows are held out"):
+                open_phases(dataclasses.replace(other, any_part=False))
         [phase] = open_phases(other)
         assert phase.mixture.dataset.fingerprint == open_dataset(output, key).fingerprint
     assert not list((tmp_path / "other").rglob("*.arrow"))
@@ -272,7 +280,7 @@ def test_what_cannot_be_streamed_is_refused_in_one_line(output, other_output, sh
         (
             r"has \d+ rows, but batches of this size are streamed in 251 lanes",
             {0: 251},
-            {"train": shards_dir, "cache_bytes": 1e9},
+            {"train": shards_dir / "eval", "any_part": True, "cache_bytes": 1e9},
         ),
         (r"no manifest\.json in", DEFAULT, {"train": tmp_path}),
         (

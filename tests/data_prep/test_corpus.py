@@ -384,6 +384,25 @@ def test_duplicates_are_skipped_within_a_pass_only():
     assert splitter.skipped == {"duplicate": 4} and splitter.documents == 5
 
 
+def test_texts_that_differ_in_white_space_are_duplicates():
+    same = [
+        "one two\nthree",
+        " one two\r\nthree\n",
+        "one\ttwo  three",
+        "one\u00a0two\u3000three",
+        "one\n\ntwo\u2028three",
+    ]
+    others = ["onetwo three", "one two three.", "One two three", "1 23", "12 3", "1 2 3"]
+    splitter = UnitSplitter(10**9, 0.0, 1, dedup=True)
+    (unit,) = splitter.split([*same, *others])
+    assert unit.documents == tuple(text.encode() for text in [same[0], *others])
+    assert splitter.skipped == {"duplicate": 4}
+    # Without --dedup, and for the choice of the part, white space counts.
+    assert (
+        UnitSplitter(10**9, 0.0, 1).documents == 0 and len(next(UnitSplitter(10**9, 0.0, 1).split(same)).documents) == 5
+    )
+
+
 @given(st.lists(st.one_of(st.integers(0, 40), st.integers((1 << 64) - 5000, (1 << 64) - 1)), max_size=300))
 def test_seen_is_a_set(values):
     seen, truth = Seen(), set()

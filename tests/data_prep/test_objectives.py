@@ -1,5 +1,5 @@
 import random
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,16 @@ from bert_jax.data.manifest import OBJECTIVES, PAIRS
 from bert_jax.tokenization import tokenizer as tokenizers
 from data_prep.packing import pack
 from data_prep.readers import corpus as readers
-from data_prep.sequences import SHORTEST, Encoded, Spans, sequence_lengths, spans, usable
+from data_prep.sequences import (
+    SHORTEST,
+    Encoded,
+    Spans,
+    cut_long_sentences,
+    left_out,
+    sequence_lengths,
+    spans,
+    usable,
+)
 from data_prep.units import UnitSplitter
 from data_prep.worker import encode
 
@@ -133,3 +142,46 @@ def test_packed_rows_of_wikipedia_are_full(
     lengths = sequence_lengths(found.sequences, found.segments)
     packed = pack(lengths, found.late, seq_len, most)
     assert lengths.sum() / ((packed.rows[-1] + 1) * seq_len) > filled
+
+
+def test_long_sentences_are_cut_into_pieces_and_others_are_not() -> None:
+    """Pieces have the ids of their sentence in order, and no unpunctuated text is lost but a part of the last chunk."""
+    draw = random.Random(0)
+    for _ in range(50):
+        lengths = [draw.choice([1, 5, 20, 62, 63, 200, 3000]) for _ in range(draw.randint(2, 12))]
+        split = draw.randint(1, len(lengths) - 1)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        text = Encoded(np.arange(offsets[-1]), offsets, np.array([[0, split], [split, len(lengths)]]), 0)
+        pieces, documents = cut_long_sentences(text, 125)
+        assert pieces == sorted(set(pieces)) and {*offsets.tolist()} <= {*pieces}
+        assert [(pieces[first], pieces[last]) for first, last in documents] == [
+            (offsets[first], offsets[last]) for first, last in text.documents.tolist()
+        ]
+        for begin, length in zip(offsets.tolist(), lengths, strict=False):
+            inside = [end - start for start, end in pairwise(pieces) if begin <= start < begin + length]
+            assert (inside == [length]) if length <= 62 else (max(inside) <= 15 and max(inside) - min(inside) <= 1)
+
+
+@pytest.mark.parametrize("seq_len", [8, 16, 64, 128, 512])
+def test_text_without_long_sentences_is_not_cut(seq_len: int) -> None:
+    room = seq_len - 3
+    text = unit([[1, room // 2, 2], [room // 2] * 5])
+    offsets, documents = cut_long_sentences(text, room)
+    assert (offsets, documents) == (text.offsets.tolist(), [(0, 3), (3, 8)])
+    longer = unit([[room // 2 + 1, room + 1, 9 * room]])
+    pieces, _ = cut_long_sentences(longer, room)
+    assert max(end - begin for begin, end in pairwise(pieces)) <= max(room // 8, 4)
+
+
+@pytest.mark.parametrize("objective", ["nsp", "sop"])
+def test_text_without_punctuation_is_kept(objective: str) -> None:
+    lengths = [4000, 2500, 3000]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    text = Encoded(np.arange(offsets[-1]), offsets, np.array([[0, 1], [1, 2], [2, 3]]), 0)
+    pairs = spans(objective, text, 128, 1, 0.1, 1, random.Random(0))
+    held = np.zeros(len(text.ids), bool)
+    for a_begin, a_end, b_begin, b_end, _ in pairs.sequences.tolist():
+        held[a_begin:a_end] = held[b_begin:b_end] = True
+    assert left_out(pairs, len(text.ids)) == np.count_nonzero(~held) < 0.08 * len(text.ids)
+    if objective == "nsp":
+        assert 0.4 < np.mean(pairs.sequences[:, 4] == 1) < 0.6

@@ -1,5 +1,7 @@
 """The summary of build_examples: the share of [UNK] is that of the shards, and a large share gives a warning."""
 
+import dataclasses
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from tokenizer_kinds import byte_pairs
 
 from bert_jax.commands import build_examples
-from bert_jax.data.manifest import Part, read_manifest
+from bert_jax.data.manifest import PAIRS, Part, read_manifest
 from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.tokenization import tokenizer
 from data_prep import build, summary
@@ -48,7 +50,7 @@ def test_text_of_another_vocabulary_gives_a_warning(
         build_examples.main([f"--{flag}={value}" for flag, value in flags.items()])
         return capsys.readouterr().err
 
-    assert "warning" not in told("fits", vocab_dir)
+    assert "[UNK]" not in told("fits", vocab_dir)
     warned = told("none", vocabulary(tmp_path / "vocab.txt", ""))
     assert "warning: 100% of the text is [UNK]: does --tokenizer fit the language and the case of this text?" in warned
 
@@ -90,6 +92,42 @@ def test_rows_that_are_written_twice_give_a_warning(
     dataset = open_dataset(tmp_path / "out", "train")
     distinct = {row.tobytes() for row in dataset.gather(np.arange(dataset.rows)).input_ids}
     assert bool(summary.copy_line(manifest)) == (2 * len(distinct) <= dataset.rows)
+
+
+def test_tokens_left_out_and_random_pairs_give_a_warning() -> None:
+    def told(left_out: int, random: int) -> tuple[str, str]:
+        counts = {"source_tokens": 1000, "left_out": left_out, "used": 9, "one_sentence": 0, "sequences": 100}
+        manifest = {"counts": counts | {"random_pairs": random}, "dupe_factor": 2}
+        return summary.token_line(manifest), summary.document_line(manifest)
+
+    few, half = told(100, 60)
+    assert few == "2,000 tokens read, 1,900 kept, 100 left out (5.0%)"
+    assert half.endswith("60% of the pairs have a random segment (50% are intended)")
+    many, most = told(101, 61)
+    assert many.startswith(
+        "warning: 2,000 tokens read, 1,899 kept, 101 left out (5.1%): pairs are cut to --seq_len. Use"
+    )
+    assert most.startswith("warning: 0% of the documents have one sentence; 61% of the pairs have a random segment")
+
+
+@pytest.mark.parametrize("objective", ["nsp", "sop", "full_sentences", "doc_sentences", "single"])
+@pytest.mark.parametrize("pack", [1, 3])
+def test_tokens_left_out_are_those_of_no_row(sample_text: Path, tmp_path: Path, objective: str, pack: int) -> None:
+    """Every word of the text occurs once, so the rows themselves tell which are missing."""
+    words = [f"w{number}" for number in range(1500)]
+    ends = np.cumsum([1 + 7 * number % 41 for number in range(60)]).tolist()
+    lines = [" ".join(words[begin:end]) for begin, end in pairwise([0, *ends])]
+    text = "\n\n".join("\n".join(lines[first : first + 5]) for first in range(0, len(lines), 5))
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    tokenizer_file = vocabulary(tmp_path / "vocab.txt", " ".join(words))
+    options = BuildOptions(tmp_path / "text.txt", tokenizer_file, tmp_path / "out", 32, objective=objective, workers=1)
+    manifest = build.build(dataclasses.replace(options, pack=pack, eval_fraction=0.0))
+    dataset = open_dataset(tmp_path / "out", "train")
+    present = set(dataset.gather(np.arange(dataset.rows)).input_ids.reshape(-1).tolist()) - {0, 1, 2, 3, 4}
+    assert manifest["counts"]["source_tokens"] == len(text.split())
+    left_out = len(text.split()) - len(present)
+    assert manifest["counts"]["left_out"] == left_out
+    assert bool(left_out) == (objective in PAIRS)
 
 
 def test_words_longer_than_the_mask_budget_give_a_warning() -> None:

@@ -67,6 +67,7 @@ def next_tokens(*overrides: str, steps: int = 300) -> Case:
     return Case(SINGLE, terms=("lm",), overrides=("--config.model.causal=true", *overrides), steps=steps)
 
 
+MUON = ("--config.model.norm=pre", "--config.optimizer=muon", "--config.optimizer.learning_rate=3e-3")
 RECURRENT = ("--config.model.positions=none", "--config.model.encoder.bptt=32")
 CASES = {
     "tokens": masked(),
@@ -93,7 +94,9 @@ CASES = {
         terms=("forward_lm", "backward_lm"),
         overrides=("--config.model.encoder=bilstm", "--config.model.encoder.residual=true", *RECURRENT),
     ),
-    "next sentences": Case({"objective": "nsp"}, "alphabets", ("mlm", "nsp")),
+    # AdamW begins to compare the alphabets of A and B after 700 to 1,800 steps. In 450, Muon reaches 0.42 nats or
+    # less with seeds 0 to 2.
+    "next sentences": Case({"objective": "nsp"}, "alphabets", ("mlm", "nsp"), overrides=MUON, steps=450),
     "order of sentences": Case({"objective": "sop"}, "alphabets", ("mlm", "nsp")),
     "infilled spans": Case(
         SINGLE | {"mask_unit": "infill", "mask_rate": 0.3, "mask_split": (1.0, 0.0, 0.0)}, "alphabets"
@@ -103,12 +106,7 @@ CASES = {
         SINGLE,
         "alphabets",
         terms=("mdm",),
-        overrides=(
-            "--config.objective=diffusion",
-            "--config.model.norm=pre",
-            "--config.optimizer=muon",
-            "--config.optimizer.learning_rate=3e-3",
-        ),
+        overrides=("--config.objective=diffusion", *MUON),
         steps=450,
     ),
     "replaced tokens": Case(

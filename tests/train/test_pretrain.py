@@ -121,6 +121,14 @@ def test_columns_of_a_task_are_refused_for_shards(trained, shards_dir, flag):
         evaluate.main([f"--checkpoint={trained}", f"--data={shards_dir}", f"--{flag}=x"])
 
 
+def test_evaluate_measures_training_rows_only_if_they_are_meant(trained, shards_dir, capsys):
+    flags = [f"--checkpoint={trained}", f"--data={shards_dir}/train", "--max_rows=8"]
+    with pytest.raises(UserError, match=r"/train has rows for training\. .* add --any_part if"):
+        evaluate.main(flags)
+    evaluate.main([*flags, "--any_part"])
+    assert '"mlm_loss"' in capsys.readouterr().out
+
+
 def test_evaluate_rejects_an_impossible_mesh_by_its_own_flag(trained, shards_dir):
     flags = [f"--checkpoint={trained}", f"--data={shards_dir}"]
     for mesh, message in (
