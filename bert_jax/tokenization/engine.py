@@ -89,8 +89,8 @@ class Engine(Protocol):
     def encode_special(self, text: str) -> list[int]:
         """Encodes a text in which special tokens are replaced by their ids."""
 
-    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encodes a text; also returns the ids' character spans [start, end)."""
+    def encode_offsets(self, text: str, special: bool = False) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encodes a text, with `special` as encode_special; also returns the ids' character spans [start, end)."""
 
     def decode(self, ids: list[int]) -> str:
         """Readable text, including special tokens."""
@@ -258,8 +258,9 @@ class LibraryEngine(Engine):
     def encode_special(self, text: str) -> list[int]:
         return list(self._special_library.encode(text, add_special_tokens=False).ids)
 
-    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        encoding = self._library.encode(text, add_special_tokens=False)
+    def encode_offsets(self, text: str, special: bool = False) -> tuple[list[int], list[tuple[int, int]]]:
+        library = self._special_library if special else self._library
+        encoding = library.encode(text, add_special_tokens=False)
         return list(encoding.ids), list(encoding.offsets)
 
     def decode(self, ids: list[int]) -> str:

@@ -194,7 +194,7 @@ def test_the_description_of_programs_shows_the_same_sequences(folder, tmp_path, 
 @pytest.mark.parametrize(
     ("processor", "settings", "message"),
     [
-        ("bos", {}, r"post_processor adds other tokens than <\|endoftext\|> before and after a text"),
+        ("bos", {}, r"post_processor makes <\|endoftext\|> TEXT of a text; supported are"),
         ("none", {"add_bos_token": True}, r"add_bos_token, which adds <\|endoftext\|> before a text only"),
     ],
 )
