@@ -92,7 +92,8 @@ class ScaledTargets:
     scale_targets: str = option(
         "auto",
         "train on (number - mean) / deviation of the training file: yes, no; auto: if the mean or the deviation "
-        "exceeds 10. Predictions and metrics have the units of the files",
+        "exceeds 10, the deviation is below 0.1, or the mean exceeds 10 deviations. Predictions and metrics have the "
+        "units of the files",
         choices=("auto", "yes", "no"),
     )
 
@@ -102,7 +103,7 @@ class ScaledTargets:
 
 @dataclass(frozen=True)
 class ClassificationOptions(ClassLoss, LabelMap, LayerMix):
-    positive: str = option("", "the label that f1, precision and recall measure; empty: the second label")
+    positive: str = option("", "the label that f1, precision and recall measure; empty: the second label of two")
 
 
 @dataclass(frozen=True)

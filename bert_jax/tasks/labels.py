@@ -7,7 +7,8 @@ import abc
 import itertools
 import math
 import re
-from collections import Counter
+import unicodedata
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,9 +19,13 @@ from bert_jax.tasks.rows import Split
 from bert_jax.tasks.task import Description, Item, Rows, Task
 from bert_jax.train.losses import ClassCosts
 
-# Two names mean the same if they differ only in case, white space, `_` and `-` (entailment, ENTAILMENT). So do the
-# number i and LABEL_i, the name that transformers gives to class i of a model without names.
+# Two names mean the same if they differ only in case, white space, dashes and `_` (entailment, ENTAILMENT), or in what
+# is not seen: composed and decomposed or wide characters (Unicode's NFKC), and invisible ones. So do a whole number and
+# its decimal fraction (1 and 1.0), and the number i and LABEL_i, the name that transformers gives to class i of a model
+# without names.
 _UNNAMED = "label_"
+_WHOLE = re.compile(r"(_?[0-9]+)[.]0*")
+_INVISIBLE = {0x34F, 0x115F, 0x1160, *range(0xFE00, 0xFE10)}  # joiner, fillers, selectors of the form of an emoji
 
 
 def check_names(key: str, names: Sequence[str]) -> None:
@@ -48,9 +53,18 @@ def permutation(labels: Sequence[str], other: Sequence[str]) -> tuple[int, ...] 
 
 
 def _form(label: str) -> str:
-    form = re.sub(r"[\s_-]+", "_", label.casefold())
+    composed = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", label).casefold())
+    seen = "".join("-" if unicodedata.category(letter) == "Pd" else letter for letter in composed if _is_seen(letter))
+    form = re.sub(r"[\s_-]+", "_", seen.strip())
+    if whole := _WHOLE.fullmatch(form):
+        return whole[1]
     number = form.removeprefix(_UNNAMED)
     return number if number.isdecimal() else form
+
+
+def _is_seen(letter: str) -> bool:
+    invisible = ord(letter) in _INVISIBLE or unicodedata.category(letter) in ("Cf", "Cc")
+    return letter.isspace() or not invisible
 
 
 @dataclass(frozen=True)
@@ -96,8 +110,10 @@ class NamedLabelsTask(LabelMap, Task[Item, Rows]):
         return check_label(split, line, label, self.labels)
 
     def describe(self, rows: Rows, training: bool = False) -> Description:
-        """Also warns if columns are numbered and the training file's first line looks like a header."""
+        """Also warns of labels of the training file that look alike, and if its first line looks like a header."""
         description, split, columns = super().describe(rows, training), rows.split, self.columns
+        if training:
+            description.remarks.extend(self._alike(split))
         names = columns.text, columns.text_pair, columns.label, *columns.marks
         if training and all(is_number(name) for name in names if name) and not is_stored(split.path):
             # A header's label occurs once, and all labels of the other lines are numbers or occur again.
@@ -110,6 +126,24 @@ class NamedLabelsTask(LabelMap, Task[Item, Rows]):
                     "name columns by it"
                 )
         return description
+
+    def _alike(self, split: Split[Item]) -> list[str]:
+        """A warning about labels that same_names would take for one, with the number of items that have each."""
+        alike = defaultdict(list)
+        for label in sorted(self.labels_in(split)):
+            alike[_form(label)].append(label)
+        groups = [labels for labels in alike.values() if len(labels) > 1]
+        if not groups:
+            return []
+        counts = Counter(label for item in split.items for label in self.labels_in(replace(split, items=(item,))))
+        # Escapes show what differs where the letters do not.
+        shown = ["/".join(f"{label!a} ({counts[label]})" for label in labels) for labels in groups]
+        least, *_, most = sorted(groups[0], key=lambda label: counts[label])
+        return [
+            f"{split.path}: labels that look alike are different classes, here with their examples: "
+            f"{shown_labels(shown)}. Write each in one way, or join them: "
+            f'--config.task.label_map="{{{least!a}: {most!a}}}"'
+        ]
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ def remarks(rows: TaskRows, task: Task, training: bool = False) -> list[str]:
         parts = rows.cut_part or f"of {len(rows.split.items)} examples"
         limit = f"task.{rows.cut_option}={getattr(task, rows.cut_option)}"
         lines.append(f"{path}: {rows.truncated} {parts} lost tokens to {limit}")
+    lines += [f"{path}: {remark}" for remark in rows.split.remarks]
     return lines + task.describe(rows, training).remarks
 
 

@@ -21,7 +21,9 @@ Metric: TypeAlias = Callable[[Any, Any], float]
 
 LARGEST = float(np.finfo(np.float32).max)  # the largest absolute value of a regression target
 # Metrics that are undefined if all labels are the same.
-UNDEFINED_OF_ONE = ("matthews_correlation", "pearson", "spearman")
+UNDEFINED_OF_ONE = ("matthews_correlation", "mcc", "auroc", "pearson", "spearman", "r2")
+# Metrics of one class, which need to know it if there are more than two.
+OF_ONE_CLASS = ("f1", "precision", "recall")
 
 
 def compute_metrics(
@@ -109,15 +111,21 @@ def _either_constant(labels: np.ndarray, predicted: np.ndarray) -> bool:
     return _constant(labels) or _constant(predicted)
 
 
+def _any_nan(_: np.ndarray, predicted: np.ndarray) -> bool:  # which scikit-learn refuses
+    return bool(np.isnan(predicted).any())
+
+
 def _tag_accuracy(labels: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float:
     flat = (np.array([tag for sentence in tags for tag in sentence]) for tags in (labels, predicted))
     return float(metrics.accuracy_score(*flat))
 
 
 def classification_metrics(positive: int) -> Mapping[str, Metric]:
-    """Returns the metrics of class ids, of which f1, precision and recall measure the class `positive`.
+    """Returns the metrics of class ids, of which OF_ONE_CLASS measure the class `positive`.
 
-    These are undefined if their denominator is 0; f1, if the class is neither a label nor a prediction.
+    These are undefined if their denominator is 0; f1, if the class is neither a label nor a prediction. auroc is of the
+    probabilities [R,C]: with two classes the area for `positive`, with more the mean over the classes that some texts
+    have and some do not, each against all others.
     """
 
     def of_class(score: Callable[..., Any]) -> Metric:
@@ -129,14 +137,19 @@ def classification_metrics(positive: int) -> Mapping[str, Metric]:
         "accuracy": metrics.accuracy_score,
         "f1": of_class(metrics.f1_score),
         "macro_f1": lambda labels, predicted: metrics.f1_score(labels, predicted, average="macro", zero_division=0),
-        # 0 if only the predictions are all equal, as in scikit-learn.
-        "matthews_correlation": _unless(lambda labels, _: _constant(labels), metrics.matthews_corrcoef),
+        "weighted_f1": lambda labels, predicted: metrics.f1_score(
+            labels, predicted, average="weighted", zero_division=0
+        ),
+        "matthews_correlation": _matthews,
+        "mcc": _matthews,
         "precision": of_class(metrics.precision_score),
         "recall": of_class(metrics.recall_score),
+        "auroc": lambda labels, shares: (
+            _auroc(labels == positive, shares[:, positive])
+            if shares.shape[1] == 2
+            else _macro_auroc(labels[:, None] == np.arange(shares.shape[1]), shares)
+        ),
     }
-
-
-CLASSIFICATION_METRICS = classification_metrics(1)  # as GLUE's MRPC and QQP measure f1
 
 
 _auroc = _unless(lambda labels, shares: _constant(labels) or bool(np.isnan(shares).any()), metrics.roc_auc_score)
@@ -145,6 +158,11 @@ _auroc = _unless(lambda labels, shares: _constant(labels) or bool(np.isnan(share
 def _macro_auroc(labels: np.ndarray, shares: np.ndarray) -> float:
     mixed = [label for label in range(labels.shape[1]) if not _constant(labels[:, label])]
     return float(np.mean([_auroc(labels[:, label], shares[:, label]) for label in mixed])) if mixed else math.nan
+
+
+# 0 if only the predictions are all equal, as in scikit-learn.
+_matthews = _unless(lambda labels, _: _constant(labels), metrics.matthews_corrcoef)
+CLASSIFICATION_METRICS = classification_metrics(1)  # as GLUE's MRPC and QQP measure f1
 
 
 # Metrics of sets of labels, [R,C], from the predicted sets or, for SCORED_METRICS, the probabilities of all labels.
@@ -159,8 +177,10 @@ SCORED_METRICS = ("auroc", "micro_auroc")
 REGRESSION_METRICS: Mapping[str, Metric] = {
     "pearson": _unless(_either_constant, lambda labels, predicted: stats.pearsonr(labels, predicted).statistic),
     "spearman": _unless(_either_constant, lambda labels, predicted: stats.spearmanr(labels, predicted).statistic),
-    # scikit-learn refuses NaN.
-    "mse": _unless(lambda _, predicted: bool(np.isnan(predicted).any()), metrics.mean_squared_error),
+    "mse": _unless(_any_nan, metrics.mean_squared_error),
+    "rmse": _unless(_any_nan, metrics.root_mean_squared_error),
+    "mae": _unless(_any_nan, metrics.mean_absolute_error),
+    "r2": _unless(lambda labels, predicted: _constant(labels) or _any_nan(labels, predicted), metrics.r2_score),
 }
 # Metrics of the tags of each sentence: accuracy over words, the others over whole entities. An entity is correct if
 # its type and both its boundaries are (Tjong Kim Sang and De Meulder 2003). A ratio with denominator 0 is 0, as in

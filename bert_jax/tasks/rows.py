@@ -37,8 +37,13 @@ class LabelSet(NamedTuple):
     line: int  # in the file, from 1
 
 
+# A label that stands for none, as in data of Hugging Face. PyTorch's cross-entropy leaves it out of losses, and the
+# scripts of transformers leave it out of metrics.
+IGNORED = "-100"
+
+
 class Sentence(NamedTuple):
-    """A sentence's words and their tags as the file writes them (None if it has none)."""
+    """A sentence's words and their tags as the file writes them (None if it has none, IGNORED for a word without)."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
@@ -88,6 +93,7 @@ class Split(Generic[Item]):
     labelled: bool
     left_out: int = 0  # unreadable lines, for tasks whose published files have some
     class_names: tuple[str, ...] = ()  # by number, if the file names its classes
+    remarks: tuple[str, ...] = ()  # how the file was read, if that may surprise, without its name
 
 
 class TaskBatch(NamedTuple):
@@ -190,15 +196,31 @@ class Taken(NamedTuple):
     tokens: Int64[np.ndarray, "B T"]  # index among the N tokens; 0 elsewhere
 
 
+NO_SCALE = (0.0, 1.0)
+
+
+def standardized(labels: Shaped[np.ndarray, "..."], scale: tuple[float, float]) -> Shaped[np.ndarray, "..."]:
+    """The targets of training: classes as they are, and numbers in float32 less the mean and divided by the deviation.
+
+    The scale is applied in float64, because float32 does not tell large numbers with a small deviation apart.
+    """
+    if labels.dtype != np.float64:
+        return labels
+    mean, deviation = scale
+    return ((labels - mean) / deviation).astype(np.float32)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LabelledRows(TaskRows[Example]):
     """Rows with one class, one score or a set of classes."""
 
-    labels: Shaped[np.ndarray, "R *shape"]  # i32 or f32; a set of C classes is [C] of 0 and 1
+    labels: Shaped[np.ndarray, "R *shape"]  # i32, or f64 for scores; a set of C classes is [C] of 0 and 1
     label_weights: Float32[np.ndarray, "R"]
+    scale: tuple[float, float] = NO_SCALE  # see standardized
 
     def targets(self, taken: Taken) -> tuple[Any, Float32[np.ndarray, "B"]]:
-        return self.labels[taken.rows], np.where(taken.filler, 0, self.label_weights[taken.rows]).astype(np.float32)
+        weights = np.where(taken.filler, 0, self.label_weights[taken.rows])
+        return standardized(self.labels[taken.rows], self.scale), weights.astype(np.float32)
 
 
 def spans(starts: Integer[np.ndarray, "K"], sizes: Integer[np.ndarray, "K"]) -> Int64[np.ndarray, "N"]:
@@ -442,12 +464,14 @@ class WordRows(TaskRows[Item]):
 class LabelledWordRows(WordRows[Sentence]):
     """Rows of words with one label per word, at one or more of its pieces."""
 
-    labels: Shaped[np.ndarray, "N"]  # i32 or f32
+    labels: Shaped[np.ndarray, "N"]  # i32, or f64 for numbers
     label_weights: Float32[np.ndarray, "N"]  # 0: a position that is not trained
+    scale: tuple[float, float] = NO_SCALE  # see standardized
 
     def targets(self, taken: Taken) -> tuple[Any, Float32[np.ndarray, "B T"]]:
-        labels, weights = (np.where(taken.real, flat[taken.tokens], 0) for flat in (self.labels, self.label_weights))
-        return labels.astype(self.labels.dtype), weights.astype(np.float32)
+        targets = standardized(self.labels, self.scale)
+        labels, weights = (np.where(taken.real, flat[taken.tokens], 0) for flat in (targets, self.label_weights))
+        return labels.astype(targets.dtype), weights.astype(np.float32)
 
 
 def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int) -> WordRows[WordsItem]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Float64, Int
 
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.config.finetuning import ScaledTargets
@@ -25,7 +25,7 @@ from bert_jax.model.outputs import encode_for_task, sequence_vectors
 from bert_jax.tasks.metrics import check_metric_names
 from bert_jax.tasks.reading.inputs import InputRecord
 from bert_jax.tasks.reading.tables import Columns
-from bert_jax.tasks.rows import Split, TaskBatch, TaskRows
+from bert_jax.tasks.rows import NO_SCALE, Split, TaskBatch, TaskRows
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import Scalar, binary_sums, classification_sums, soft_class_sum, squared_difference_sum
 from bert_jax.train.objectives import Counts, Objective, Term, Terms
@@ -351,16 +351,17 @@ def span_sums(
     return classification_sums(logits, labels, weights)
 
 
-# Targets up to this size, such as the scores of STS-B (0 to 5), are learned as they are. Others are standardized, so
-# that numbers of any size are learned at the usual learning rates.
-LARGE = 10.0
+# Targets of about this size, such as the scores of STS-B (0 to 5), are learned as they are. Others are standardized, so
+# that numbers of any size are learned at the usual learning rates: if the mean or the deviation is above LARGE, the
+# deviation below SMALL, or the mean more than LARGE deviations.
+LARGE, SMALL = 10.0, 0.1
 
 
 @dataclass(frozen=True)
 class ScaledTask(ScaledTargets, Task[Item, Rows]):
     """A regression whose head and loss predict (target - target_mean) / target_std.
 
-    Metrics and predictions are in the files' units.
+    Metrics and predictions are in the files' units, in float64.
     """
 
     target_mean: float = 0.0  # of the training file; 0 and 1 without scaling
@@ -368,37 +369,47 @@ class ScaledTask(ScaledTargets, Task[Item, Rows]):
 
     def scaled(self, targets: Sequence[float] | np.ndarray) -> "ScaledTask[Item, Rows]":
         """Sets the targets' mean and deviation, if scale_targets asks for it."""
-        mean, deviation = float(np.mean(targets)), float(np.std(targets))
-        if self.scale_targets == "no" or (self.scale_targets == "auto" and max(abs(mean), deviation) <= LARGE):
+        values = np.asarray(targets, np.float64)
+        mean, deviation = float(values.mean()), float(values.std())
+        small = 0 < deviation < max(SMALL, abs(mean) / LARGE)
+        usual = max(abs(mean), deviation) <= LARGE and not small
+        if self.scale_targets == "no" or (self.scale_targets == "auto" and usual):
             return self
         # Equal targets have no deviation by which they could be divided.
         return replace(self, target_mean=mean, target_std=deviation or 1.0)
 
+    @property
+    def scale(self) -> tuple[float, float]:
+        """The mean and the deviation by which targets are standardized."""
+        return self.target_mean, self.target_std
+
+    def in_units(self, outputs: Float[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+        """Converts the objective's answers to the files' units."""
+        return self.target_mean + self.target_std * outputs.astype(np.float64)
+
+    def describe(self, rows: Rows, training: bool = False) -> Description:
+        """Also reports the scale of training."""
+        description = super().describe(rows, training)
+        if training and self.scale != NO_SCALE:
+            description.remarks.append(
+                f"{rows.split.path}: training standardizes the numbers (mean {self.target_mean:g}, deviation "
+                f"{self.target_std:g}); metrics and predictions have the units of the file"
+            )
+        return description
+
 
 @dataclass(frozen=True)
 class ScaledObjective(TaskObjective):
-    """The squared error of standardized numbers; outputs have the labels' shape.
-
-    scale: the mean and the deviation by which the labels are standardized.
-    """
-
-    scale: tuple[float, float] = (0.0, 1.0)
+    """The squared error of standardized numbers; outputs have the labels' shape."""
 
     @property
     def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
         return {"task": ()}
 
     def terms_of(self, model: Bert, outputs: Float[Array, "*shape"], batch: TaskBatch) -> Terms:
-        mean, deviation = self.scale
-        targets = (batch.labels - mean) / deviation
-        return {"task": Term(squared_error_sum(outputs, targets, batch.label_weights), {})}
+        return {"task": Term(squared_error_sum(outputs, batch.labels, batch.label_weights), {})}
 
     def soft_sum(
         self, outputs: Float[Array, "*shape"], teacher: Float[Array, "*shape"], batch: TaskBatch, temperature: float
     ) -> Scalar:
         return squared_difference_sum(outputs, teacher, batch.label_weights)
-
-    def answers(self, model: Bert, outputs: Float[Array, "*shape"], batch: TaskBatch) -> Float[Array, "*shape"]:
-        """Returns the numbers in the files' units."""
-        mean, deviation = self.scale
-        return mean + deviation * outputs

@@ -85,7 +85,7 @@ def _finite_means(total: Any, weights: Mapping[str, float]) -> dict[str, float]:
 
 
 PREFIX = "eval_"  # logs write eval_loss for the metric that an evaluation calls loss
-_LOWER_IS_BETTER = ("loss", "perplexity", "mse")
+_LOWER_IS_BETTER = ("loss", "perplexity", "mse", "mae")
 
 
 def lower_is_better(metric: str) -> bool:

@@ -30,6 +30,7 @@ from bert_jax.model.heads.structured import IMPOSSIBLE
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import registry
 from bert_jax.tasks.finetuning import finetune
+from bert_jax.tasks.kinds import choice
 from bert_jax.tasks.kinds.choice import ChoiceLabels, ChoiceRows, ChoiceTask, MultipleChoice
 from bert_jax.tasks.reading.inputs import InputRecord
 from bert_jax.tasks.rows import Split, TaskBatch
@@ -284,6 +285,29 @@ def test_a_label_that_is_no_choice_or_could_be_two_is_refused(letters, items, sa
 def numbers_of(path: Path, *labels: int | str) -> Split[MultipleChoice]:
     records = [{"context": "a", "options": ["1", "2", "3", "4"], "right": label} for label in labels]
     return own(json_lines(path, records), choices=("options",))
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected", "said"),
+    [
+        (["A", "B", "1", "2", "4"], [0, 1, 0, 1, 3], "3 of 5 labels are numbers and others letters"),  # as in ARC
+        (["A", "0", "3"], [0, 0, 3], ""),
+        (["A", "D"], [0, 3], ""),
+        (["1", "2"] * 10, [1, 2] * 10, "none of 20 labels is 0"),
+        (["1", "2"] * 9, [1, 2] * 9, ""),
+    ],
+)
+def test_letters_and_numbers_are_one_scheme(letters, labels, expected, said):
+    split = split_of([("q", "", ("b", "c", "d", "e"), label) for label in labels])
+    for task in (TASK, TASK.complete(split), replace(TASK, choice_labels=choice.PLACES)):
+        rows = task.encode(split, letters)
+        assert rows.labels.tolist() == expected
+        remarks = task.describe(rows).remarks
+        assert (said in remarks[0]) if said else not remarks
+    # The training file decides for a file of numbers alone.
+    if "4" in labels:
+        numbers = split_of([("q", "", ("b", "c", "d", "e"), "1")])
+        assert TASK.complete(split).encode(numbers, letters).labels.tolist() == [0]
 
 
 def test_numbers_are_indices_whatever_the_choices(tmp_path, letters):

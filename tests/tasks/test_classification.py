@@ -15,6 +15,8 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from random_checkpoints import odd_config, random_checkpoint
+from scipy.special import softmax
+from sklearn.metrics import f1_score, matthews_corrcoef, roc_auc_score
 from tiny_finetuning import config_of
 from tokenizer_kinds import byte_pairs
 
@@ -179,7 +181,8 @@ def test_equal_labels_are_reported_with_the_undefined_metrics(letters, metrics, 
 def test_scores_are_read_as_they_are(letters):
     task = RegressionTask("own", max_length=12)
     rows = task.encode(split_of(("a", "b", "2.5"), ("b", "c", "0")), letters)
-    assert rows.labels.dtype == np.float32 and rows.labels.tolist() == [2.5, 0.0]
+    targets = rows.batch(np.array([0, 1]), 8).labels
+    assert targets.dtype == np.float32 and targets.tolist() == rows.labels.tolist() == [2.5, 0.0]
     outputs = np.array([2.0, -1.0], np.float32)
     named = replace(task, metrics=("pearson",))
     assert named.measure(rows, list(outputs)) == {"pearson": pytest.approx(1.0)}
@@ -254,6 +257,88 @@ def test_label_sets_are_lists_or_separated_by_commas_or_columns(tmp_path):
     pq.write_table(table, tmp_path / "a.parquet")
     assert sets_of(tmp_path / "a.parquet", names=LABELS) == SETS
     assert sets_of(tmp_path / "a.parquet")[2] == ("0", "2")
+
+
+@pytest.mark.parametrize(
+    ("cells", "separator"),
+    [
+        (["a|b", "b"], "|"),
+        (["a | b", "", "b|c"], "|"),
+        (["a;b;", "b;"], ";"),
+        (["a#b#c", "c"], "#"),
+        (["a/b", "b"], "/"),
+        (["C#", "F#", "C"], ","),  # no label is empty
+        (["a|b", "c"], ","),  # no part is known to be a label
+        (["a|b,b", "b"], ","),
+        (["['a|b', 'b']", "b"], ","),
+        (["science fiction", "fiction"], ","),
+        (["AC/DC", "Queen"], ","),
+    ],
+)
+def test_separators_of_labels_are_recognized_and_reported(tmp_path, cells, separator):
+    for name, line in (("a.csv", 'x,"{}"'), ("a.tsv", "x\t{}")):
+        path = tmp_path / name
+        path.write_text("\n".join([line.replace("x", "text").format("label"), *map(line.format, cells)]) + "\n")
+        split = read_label_sets(path, Columns("text", label="label"), label_required=True)
+        if separator == ",":
+            assert not split.remarks
+            continue
+        assert [item.labels for item in split.items] == [
+            tuple(part.strip() for part in cell.split(separator) if part.strip()) for cell in cells
+        ]
+        several = sum(len(cell.strip(separator).split(separator)) > 1 for cell in cells)
+        (remark,) = split.remarks
+        assert remark == f"labels are separated by {separator!r}; {several} of {len(cells)} texts have several"
+
+
+def test_a_file_is_separated_as_the_labels_of_the_model_need_it(tmp_path):
+    path = tmp_path / "dev.csv"
+    path.write_text("text,label\nx,a|b\n")
+    for labels, read in ((("a", "b"), ("a", "b")), (("a|b", "c"), ("a|b",)), ((), ("a|b",))):
+        (item,) = read_label_sets(path, Columns("text", label="label"), True, labels).items
+        assert item.labels == read
+
+
+def test_metrics_of_one_class_refuse_three_unless_it_is_named(letters):
+    split = split_of(("a", None, "ham"), ("b", None, "promo"), ("c", None, "spam"))
+    for metric in ("f1", "precision", "recall"):
+        task = ClassificationTask("own", metrics=(metric,))
+        with pytest.raises(UserError, match=rf"metric {metric} is of one class, but the task has 3 labels: ham, promo"):
+            task.complete(split)
+        assert replace(task, positive="spam").complete(split).metrics == (metric,)
+        assert task.complete(split_of(("a", None, "ham"), ("b", None, "spam"))).metrics == (metric,)
+
+
+@pytest.mark.parametrize("labels", [("no", "yes"), ("a", "b", "c", "d")])
+def test_metrics_of_classes_are_those_of_scikit_learn(letters, labels):
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(60, len(labels))).astype(np.float32)
+    names = ("weighted_f1", "macro_f1", "mcc", "matthews_correlation", "auroc")
+    task = ClassificationTask("own", labels, max_length=12, metrics=names)
+    rows = task.encode(split_of(*(("a", None, labels[number % len(labels)]) for number in range(60))), letters)
+    truth, predicted, shares = rows.labels, logits.argmax(-1), softmax(logits.astype(np.float64), axis=-1)
+    area = roc_auc_score(truth, shares[:, 1] if len(labels) == 2 else shares, multi_class="ovr")
+    assert task.measure(rows, list(logits)) == pytest.approx(
+        {
+            "weighted_f1": f1_score(truth, predicted, average="weighted"),
+            "macro_f1": f1_score(truth, predicted, average="macro"),
+            "mcc": matthews_corrcoef(truth, predicted),
+            "matthews_correlation": matthews_corrcoef(truth, predicted),
+            "auroc": area,
+        }
+    )
+    if len(labels) == 2:
+        turned = replace(task, positive="no", metrics=("auroc", "f1")).measure(rows, list(logits))
+        assert turned["auroc"] == pytest.approx(roc_auc_score(truth == 0, shares[:, 0]))
+        assert turned["f1"] == pytest.approx(f1_score(truth, predicted, pos_label=0))
+    assert np.isnan(task.measure(rows, list(logits * np.nan))["auroc"])
+
+
+def test_a_multilabel_file_without_two_labels_in_a_text_is_reported(letters):
+    items = tuple(LabelSet("a", None, (label,), line) for line, label in enumerate(["x y", "y", "x"], 2))
+    task = MultiLabelTask("own").complete(Split(Path("train.csv"), items, labelled=True))
+    rows = task.encode(Split(Path("train.csv"), items, labelled=True), letters)
+    assert "no text has more than one label" in task.describe(rows, training=True).remarks[-1]
 
 
 def test_lists_may_be_written_in_brackets_as_pandas_does(tmp_path):

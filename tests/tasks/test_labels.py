@@ -2,12 +2,16 @@
 
 import dataclasses
 import json
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_finetuning
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 from random_checkpoints import odd_config, random_checkpoint
 from sklearn.metrics import f1_score
 from sklearn.utils.class_weight import compute_class_weight
@@ -24,6 +28,8 @@ from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import Example, LabelledRows, Sentence, Split, TaskBatch
 from bert_jax.tasks.trials import Trial
 from bert_jax.train.losses import ClassCosts
+
+letters = tiny_finetuning.letters  # a fixture
 
 TEXTS = ["the cat sat", "a dog", "un want able river on the mat . the dog", "mat", "the river", "a cat on a mat ."]
 NLI = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")  # the order and case of roberta-large-mnli
@@ -114,6 +120,48 @@ def test_names_that_mean_the_same_are_paired():
     assert labels.same_names(["No"], ["NO", "no"]) == {}  # ambiguous
     assert labels.permutation(("0", "1"), ("label_1", "LABEL_0")) == (1, 0)
     assert labels.permutation(("yes", "no"), ("no", "maybe")) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "other", "same"),
+    [
+        ("caf\u00e9", "cafe\u0301", True),  # NFC and NFD
+        ("\uff21\uff22", "ab", True),  # wide letters
+        ("th\u00e9", "\ufeffth\u00e9", True),  # a byte-order mark
+        ("hate", "ha\u00adte", True),  # a soft hyphen
+        ("hate", "hate\u200b", True),  # a space without width
+        ("\u2764", "\u2764\ufe0f", True),  # the selector of an emoji
+        ("a b", "a\u00a0b", True),
+        ("a-b", "a\u2013b", True),
+        ("stra\u00dfe", "STRASSE", True),
+        ("1", "1.0", True),
+        ("-1", "-1.0", True),
+        ("LABEL_1", "1.", True),
+        ("1", "-1", False),
+        ("1", "1.5", False),
+        ("10", "1.0", False),
+        ("C", "C#", False),
+        ("resume", "r\u00e9sum\u00e9", False),
+        ("\u0915", "\u0915\u093f", False),  # a vowel sign of Hindi is seen
+    ],
+)
+def test_names_that_look_alike_are_paired_and_reported(letters, label, other, same):
+    assert labels.same_names([other], [label]) == ({other: label} if same else {})
+    items = [Example("a", None, each, line) for line, each in enumerate([label, other, "third"] * 2 + [label], 2)]
+    task = ClassificationTask("own").complete(Split(Path("train.csv"), tuple(items), labelled=True))
+    rows = task.encode(Split(Path("train.csv"), tuple(items), labelled=True), letters)
+    found = [line for line in task.describe(rows, training=True).remarks if "look alike" in line]
+    assert len(found) == same
+    if same:
+        assert f"{label!a} (3)" in found[0] and f"{other!a} (2)" in found[0] and "'third'" not in found[0]
+        joined = replace(task, labels=(), label_map={other: label})
+        assert len(joined.complete(joined.with_names(rows.split)).labels) == 2
+
+
+@drawn(st.text(min_size=1, max_size=6), st.sampled_from(["NFC", "NFD", "NFKC", "NFKD"]))
+def test_normal_forms_of_unicode_are_the_same_name(label, form):
+    written = unicodedata.normalize(form, label)
+    assert written == label or labels.same_names([written], [label]) == {written: label}
 
 
 def test_a_head_is_kept_for_the_same_labels_in_another_order(tmp_path):

@@ -505,6 +505,41 @@ def test_words_and_tags_of_conll_are_columns(tmp_path, columns, content, sentenc
     assert [(item.words, item.tags) for item in split.items] == sentences
 
 
+@pytest.mark.parametrize(
+    ("columns", "content", "words", "comments"),
+    [
+        ("", "# id 1\nAnn B-X\nsat O\n\n# id 2\nBob B-X\n", ["Ann sat", "Bob"], 2),  # another number of columns
+        ("", "# id-1\nAnn B-X\nsat O\n", ["Ann sat"], 1),  # the same number
+        ("", "# id 8d\tdomain=en\nAnn _ _ B-X\nsat _ _ O\n", ["Ann sat"], 1),  # MultiCoNER
+        ("", "# O\nAnn B-X\nsat O\n", ["# Ann sat"], 0),  # a word, because O is a tag
+        ("", "#rome B-Y\nis O\n", ["#rome is"], 0),
+        ("", "Ann B-X\n# B-Z\n", ["Ann #"], 0),  # within a sentence
+        ("", "-DOCSTART-\n\nAnn B-X\n-DOCSTART- -X- O O\nBob B-X\n", ["Ann", "Bob"], 0),
+        ("", "-DOCSTART- (1 EU)\nAnn B-X\n", ["Ann"], 0),  # AIDA
+        ("12", "# text = Ann sat .\n1\tAnn\tB-X\t-\t-\n2\tsat\tO\t-\t-\n", ["Ann sat"], 1),
+        ("", "# Ann\nAnn\n", None, 0),  # a file of words
+    ],
+)
+def test_comments_and_marks_of_documents_are_no_words_of_conll(tmp_path, columns, content, words, comments):
+    path = write(tmp_path / "a.conll", content)
+    if words is None:
+        (item,) = labelled.read_conll(path, Columns(), label_required=False).items
+        assert item.words == ("Ann",)
+        return
+    split = labelled.read_conll(path, Columns(*columns[:1], label=columns[1:]), label_required=True)
+    assert [" ".join(item.words) for item in split.items] == words
+    assert split.remarks == ((f"{comments} lines are comments, which begin with #",) if comments else ())
+
+
+def test_conllu_is_recognized_under_another_name(tmp_path):
+    read = [labelled.read_conllu, labelled.read_conll]
+    ((first, second), others) = [
+        [item._replace(lines=()) for item in reader(write(tmp_path / "a.conll", CONLLU), Columns(), True).items]
+        for reader in read
+    ]
+    assert others == [first, second]
+
+
 def test_a_conll_file_of_words_alone_is_unlabelled(tmp_path):
     path = write(tmp_path / "a.conll", "New\nYork\n")
     assert not labelled.read_conll(path, Columns(), label_required=False).labelled
@@ -528,7 +563,7 @@ TEXT_MISTAKES = {
     "ragged conllu": (labelled.read_conllu, Columns(), "# x\n1\tI\tPRON\n", "line 2 has 3 tab-separated fields"),
     "conllu column": (labelled.read_conllu, Columns(label="POS"), CONLLU, "no column 'POS'.*UPOS"),
     "empty conllu": (labelled.read_conllu, Columns(), "# text\n\n", "contains no words"),
-    "ragged conll": (labelled.read_conll, Columns(), "a X O\nb O\n", "line 2 has 2 columns, but the first line has 3"),
+    "ragged conll": (labelled.read_conll, Columns(), "a X O\nb O\n", "line 2 has 2 columns, but the first word has 3"),
     "conll column": (labelled.read_conll, Columns(label="tag"), "a X O\n", "no column 'tag'.*columns 0 to 2"),
     "empty conll": (labelled.read_conll, Columns(), "-DOCSTART- O\n", "contains no words"),
 }

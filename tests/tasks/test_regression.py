@@ -189,6 +189,10 @@ def test_the_loss_is_that_of_standardized_targets_and_the_metrics_are_in_units(t
     [
         ("auto", (0, 5, 2.5), (0, 1)),
         ("auto", (200, 300), (250, 50)),
+        ("auto", (-0.0001, 0.0001), (0, 0.0001)),
+        ("auto", (4.75, 5.25), (5, 0.25)),
+        ("auto", (1.7e9 + 1, 1.7e9 + 2), (1.7e9 + 1.5, 0.5)),
+        ("auto", (0, 1), (0, 1)),
         ("yes", (1, 3), (2, 1)),
         ("no", (200, 300), (0, 1)),
         ("yes", (7, 7), (7, 1)),
@@ -202,3 +206,20 @@ def test_the_scale_is_that_of_the_training_file_where_it_is_wanted(given, scores
     sentence = Sentence(words, words, tuple(range(len(words))))
     task = TokenRegressionTask("own", scale_targets=given).complete(Split(Path("a.conll"), (sentence,), True))
     assert (task.target_mean, task.target_std) == scale
+
+
+@pytest.mark.parametrize("numbers", [[1.7e9, 1.7e9 + 1, 1.7e9 + 3], [1e-12, 2e-12, 4e-12], [1e30, -1e30, 2e30]])
+def test_targets_and_metrics_keep_numbers_that_float32_does_not_tell_apart(letters, numbers):
+    items = tuple(Example("a", None, repr(score), line) for line, score in enumerate(numbers, 2))
+    split = Split(Path("a.tsv"), items, True)
+    task = RegressionTask("own", max_length=8, metrics=("mae", "r2")).complete(split)
+    rows = task.encode(split, letters)
+    wanted = (np.array(numbers) - np.mean(numbers)) / np.std(numbers)
+    targets = rows.batch(np.arange(3), 8).labels
+    assert targets.dtype == np.float32
+    np.testing.assert_allclose(targets, wanted, rtol=1e-6)
+    assert task.measure(rows, list(targets))["mae"] <= 1e-6 * np.std(numbers)
+    assert task.measure(rows, list(targets))["r2"] == pytest.approx(1)
+    np.testing.assert_allclose([one["score"] for one in task.predictions(rows, list(targets))], numbers, rtol=1e-6)
+    (remark,) = task.describe(rows, training=True).remarks
+    assert "training standardizes the numbers" in remark

@@ -49,6 +49,7 @@ from bert_jax.tasks.kinds.tagging import (
 from bert_jax.tasks.metrics import TAGGING_METRICS, compute_metrics
 from bert_jax.tasks.prediction import predict
 from bert_jax.tasks.reading.inputs import InputRecord
+from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import Sentence, Span, Split, TaskBatch
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization import tokenizer as tokenizer_lib
@@ -310,6 +311,84 @@ def test_entities_are_measured_over_whole_sentences(letters):
     assert measure(task, rows, right) == {"f1": 1.0, "accuracy": 1.0}
     shorter = np.array([0, 0, 0, 0, 0, 1, 0, 0])
     assert measure(task, rows, shorter) == {"f1": 0.0, "accuracy": pytest.approx(7 / 8)}
+
+
+@pytest.mark.parametrize("crf", [False, True])
+def test_words_with_the_label_minus_100_neither_train_nor_count(letters, crf):
+    """Metrics are those of seqeval without these words, as run_ner.py of transformers computes them."""
+    split = split_of(
+        [("a", "B-X"), ("b", "-100"), ("c", "I-X"), ("d", "O")], [("e", "-100"), ("f", "-100")], [("g", "O")]
+    )
+    task = TaggingTask("own", max_length=8, crf=crf).complete(split)
+    assert task.labels == ("O", "B-X", "I-X") and task.metrics[0] == "f1"
+    rows = task.encode(split, letters)
+    assert rows.batch(np.arange(3), 6).label_weights.tolist() == [[0, 1, 0, 1, 1, 0], [0] * 6, [0, 1, 0, 0, 0, 0]]
+    guesses = np.array([1, 0, 2, 1, 1, 1, 0])
+    kept = [["B-X", "I-X", "O"], [], ["O"]], [["B-X", "I-X", "B-X"], [], ["O"]]
+    assert measure(task, rows, guesses) == pytest.approx(compute_metrics(TAGGING_METRICS, task.metrics, *kept))
+    description = task.describe(rows)
+    assert description.counts == {"words": 7, "irregular_tags": 0, "ignored_words": 3}
+    assert description.remarks == ["train.conll: 3 of 7 words have the label -100, which stands for none"]
+    with pytest.raises(UserError, match="every tag is '-100'"):
+        TaggingTask("own").complete(split_of([("a", "-100")]))
+
+
+def test_numbers_of_classes_may_be_minus_100(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"tokens": ["a", "b"], "labels": [0, -100]}\n', encoding="utf-8")
+    for labels, tag in ((), "0"), (("O", "B-X"), "O"):
+        (item,) = TaggingTask("own", labels).read(path, Columns(), label_required=True).items
+        assert item.tags == (tag, "-100")
+
+
+GOOD = [("Ann", "B-PER"), ("Lee", "I-PER"), ("saw", "O"), ("Rome", "B-LOC"), (".", "O")]
+
+
+@pytest.mark.parametrize(
+    ("stray", "read"),
+    [
+        (("0", "o", "X", "PER", "_"), ("O",) * 5),
+        (("b-PER", "i-per"), ("B-PER", "I-PER")),
+        (("B_PER", "I_PER"), ("B-PER", "I-PER")),
+        (("B:PER", "I/PER"), ("B-PER", "I-PER")),
+        (("B-", "O-PER"), ("O", "O")),
+    ],
+)
+def test_stray_tags_keep_the_entities_of_a_file(tmp_path, stray, read):
+    """What is no tag of an entity is outside of all, as for conlleval and seqeval."""
+    path = tmp_path / "train.conll"
+    sentences = [GOOD] * 20 + [[("a", tag) for tag in stray]]
+    path.write_text("\n".join("".join(f"{word} {tag}\n" for word, tag in lines) for lines in sentences))
+    split = TaggingTask("own").read(path, Columns(), label_required=True)
+    assert split.items[-1].tags == read
+    total = 20 * len(GOOD) + len(stray)
+    (remark,) = split.remarks
+    assert remark.startswith(f"{len(stray)} of {total} tags (the first one in line 121) are read as entity tags")
+    task = TaggingTask("own").complete(split)
+    assert task.labels == ("O", "B-LOC", "B-PER", "I-LOC", "I-PER") and task.metrics[0] == "f1"
+    # A model that has such a tag keeps it.
+    assert TaggingTask("own", ("O", *stray)).read(path, Columns(), label_required=True).items[-1].tags == stray
+
+
+@pytest.mark.parametrize("mark", ["B_PER I_PER O", "b-PER i-PER o", "B:PER I:PER 0"])
+def test_a_file_with_other_separators_or_cases_marks_entities(tmp_path, mark):
+    begin, inside, outside = mark.split()
+    path = tmp_path / "train.conll"
+    path.write_text(f"Ann {begin}\nLee {inside}\nsat {outside}\n")
+    split = TaggingTask("own").read(path, Columns(), label_required=True)
+    assert split.items[0].tags == ("B-PER", "I-PER", "O") and len(split.remarks) == 1
+
+
+@pytest.mark.parametrize("tags", ["N V O", "B-PER L-PER U-LOC O", "B M E O", "B-PER I-PER O", "B-X_Y O", "_ _ _"])
+def test_tags_that_are_of_a_scheme_or_of_none_are_not_corrected(tmp_path, tags):
+    path = tmp_path / "train.conll"
+    path.write_text("".join(f"a {tag}\n" for tag in tags.split()))
+    split = TaggingTask("own").read(path, Columns(), label_required=False)
+    assert not split.remarks
+    many = path.with_name("many.conll")
+    many.write_text("a B-X\nb O\nc Y\n")
+    split = TaggingTask("own").read(many, Columns(), label_required=True)
+    assert split.items[0].tags == ("B-X", "O", "Y") and "so metrics compare words: 'Y'" in split.remarks[0]
 
 
 def test_an_unknown_tag_is_refused_with_file_and_line(letters):

@@ -37,12 +37,27 @@ from bert_jax.tasks.metrics import (
 )
 from bert_jax.tasks.retrieval import Nearest, rank_metrics
 from bert_jax.tasks.rows import TokenRows
+from bert_jax.train.evaluation import lower_is_better
 from bert_jax.train.objectives import Likelihood
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
 
 TRUTH = np.array([1, 1, 1, 1, 0, 0, 0, 1])
 GUESS = np.array([1, 1, 0, 1, 0, 1, 0, 0])
+
+
+def test_errors_of_numbers_follow_their_definitions():
+    rng = np.random.default_rng(0)
+    truth, guess = rng.normal(size=(2, 50)) * 1000
+    found = compute_metrics(REGRESSION_METRICS, ("mse", "rmse", "mae", "r2"), truth, guess)
+    error = truth - guess
+    mse = float(np.mean(error**2))
+    assert found == pytest.approx(
+        {"mse": mse, "rmse": mse**0.5, "mae": float(np.mean(abs(error))), "r2": 1 - mse / truth.var()}
+    )
+    undefined = compute_metrics(REGRESSION_METRICS, ("rmse", "r2"), np.ones(3), np.arange(3.0))
+    assert undefined["rmse"] == pytest.approx((2 / 3) ** 0.5) and np.isnan(undefined["r2"])
+    assert all(map(lower_is_better, ("mse", "rmse", "mae"))) and not lower_is_better("r2")
 
 
 def test_classification_metrics_follow_their_definitions():
@@ -71,7 +86,7 @@ def test_regression_metrics_follow_their_definitions():
 def test_metrics_of_predictions_that_are_no_numbers_are_nan():
     guess = np.array([0.5, math.nan, 1.0], np.float32)
     found = compute_metrics(REGRESSION_METRICS, tuple(REGRESSION_METRICS), np.arange(3, dtype=np.float32), guess)
-    assert len(found) == 3 and all(map(math.isnan, found.values()))
+    assert len(found) == 6 and all(map(math.isnan, found.values()))
 
 
 def test_entities_count_when_type_and_borders_are_right():

@@ -30,7 +30,12 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.objectives import Term, Terms
 
 CHOICES = "choices"  # the column of a list, if task.choices names none
-TEXTS, PLACES = "texts", "places"  # what the labels of a file are that does not give them as numbers
+# What the labels of a file are that does not give them as numbers. With FROM_ONE, letters and numbers are one scheme:
+# a number counts from 1, as letters do from A.
+TEXTS, PLACES, FROM_ONE = "texts", "places", "places from 1"
+
+
+MANY = 20  # labels among which a 0 is expected
 
 
 class MultipleChoice(NamedTuple):
@@ -68,11 +73,11 @@ def _by_text(item: MultipleChoice) -> int | None:
     return item.choices.index(item.label) if known else None
 
 
-def _by_place(item: MultipleChoice) -> int | None:
-    """The choice whose index, from 0, or whose letter, from A, is the label."""
+def _by_place(item: MultipleChoice, first: int = 0) -> int | None:
+    """The choice whose index, from `first`, or whose letter, from A, is the label."""
     label, place = item.label or "", -1
     if re.fullmatch("[0-9]+", label):
-        place = int(label)
+        place = int(label) - first
     elif re.fullmatch("[A-Z]", label):
         place = ord(label) - ord("A")
     return place if 0 <= place < len(item.choices) and item.choices[place] else None
@@ -81,30 +86,42 @@ def _by_place(item: MultipleChoice) -> int | None:
 _READINGS: dict[str, Callable[[MultipleChoice], int | None]] = {
     TEXTS: lambda item: _by_place(item) if item.numbered else _by_text(item),
     PLACES: _by_place,
+    FROM_ONE: lambda item: _by_place(item, first=1),
 }
 
 
 def label_meaning(items: Sequence[MultipleChoice]) -> str:
     """The meaning of a file's labels that are not numbers.
 
-    TEXTS if every label is the text of a choice, else PLACES if every label is an index or a letter; empty if there are
-    no such labels, or both kinds.
+    TEXTS if every label is the text of a choice, else PLACES if every label is an index or a letter, or FROM_ONE if
+    some are letters and the others numbers, none of them 0 (as in ARC); empty if there are no such labels, or both
+    kinds.
     """
     written = [item for item in items if not item.numbered]
+    labels = {item.label or "" for item in items}
+    mixed = any(map(re.compile("[A-Z]").fullmatch, labels)) and any(label.isdecimal() for label in labels)
+    other = PLACES if mixed and "0" not in labels else FROM_ONE
     for meaning, read in _READINGS.items():
-        if written and all(read(item) is not None for item in written):
+        if meaning != other and written and all(read(item) is not None for item in written):
             return meaning
     return ""
+
+
+def _meaning(items: Sequence[MultipleChoice], trained: str) -> str:
+    """The meaning that the labels of the training file have, or else these; FROM_ONE is seen in a file itself."""
+    own = label_meaning(items)
+    return own if own == FROM_ONE and trained in ("", PLACES) else trained or own
 
 
 def correct_choices(source: Path, items: Sequence[MultipleChoice], meaning: str) -> list[int]:
     """The index of the correct choice, for all items in a file.
 
-    Numbers are indices. The other labels have this meaning (label_meaning of the training file, or else of this one),
-    if all of them can. Otherwise each item decides. Raises UserError, with file and line, for a label that is not a
-    choice, and, if items decide, for one that is the index of one choice and the text of another.
+    Numbers are indices, from 0 unless the meaning is FROM_ONE. The other labels have this meaning (label_meaning of the
+    training file, or else of this one), if all of them can. Otherwise each item decides. Raises UserError, with file
+    and line, for a label that is not a choice, and, if items decide, for one that is the index of one choice and the
+    text of another.
     """
-    if meaning := meaning or label_meaning(items):
+    if meaning := _meaning(items, meaning):
         places = [_READINGS[meaning](item) for item in items]
         if None not in places:
             return [place for place in places if place is not None]
@@ -225,9 +242,18 @@ class ChoiceTask(ChoiceOptions, PooledTask[MultipleChoice, "ChoiceRows"]):
         )
 
     def describe(self, rows: "ChoiceRows", training: bool = False) -> Description:
-        """Counts choices, and empty_texts: contexts that are empty or white space."""
+        """Counts choices, and empty_texts: contexts that are empty or white space; reports how numbers count."""
         empty = sum(not item.context.strip() for item in rows.split.items)
         remarks = [f"{rows.split.path}: {empty} of {rows.count} items have an empty context"] if empty else []
+        items, path = rows.split.items, rows.split.path
+        digits = [item.label for item in items if (item.label or "").isdecimal()] if rows.split.labelled else []
+        meaning = _meaning(items, self.choice_labels)
+        if digits and meaning == FROM_ONE:
+            remarks.append(
+                f"{path}: {len(digits)} of {rows.count} labels are numbers and others letters, so numbers count from 1"
+            )
+        elif len(digits) >= MANY and "0" not in digits and meaning != TEXTS:
+            remarks.append(f"{path}: none of {len(digits)} labels is 0; they count from 0, so subtract 1 from others")
         return Description({"choices": int((rows.part_lengths > 0).sum()), "empty_texts": empty}, remarks)
 
     def objective(self) -> SoftClassObjective:

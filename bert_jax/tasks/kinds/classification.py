@@ -25,10 +25,13 @@ from bert_jax.tasks.metrics import (
     CLASSIFICATION_METRICS,
     LARGEST,
     MULTILABEL_METRICS,
+    OF_ONE_CLASS,
     REGRESSION_METRICS,
+    SCORED_METRICS,
     UNDEFINED_OF_ONE,
     Metric,
     best_threshold,
+    check_metric_names,
     classification_metrics,
     compute_metrics,
     multilabel_metrics,
@@ -36,7 +39,7 @@ from bert_jax.tasks.metrics import (
 from bert_jax.tasks.reading import labelled, tables
 from bert_jax.tasks.reading.inputs import InputRecord, read_value, record_texts
 from bert_jax.tasks.reading.tables import Columns
-from bert_jax.tasks.rows import Example, LabelledRows, LabelSet, Split, TaskBatch, encode_pairs
+from bert_jax.tasks.rows import IGNORED, Example, LabelledRows, LabelSet, Split, TaskBatch, encode_pairs
 from bert_jax.tasks.task import (
     Description,
     PooledTask,
@@ -152,6 +155,13 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
             raise UserError(
                 f"task.positive is {self.positive!r}, which is not a label of the task: {shown_labels(self.labels)}"
             )
+        of_one = [name for name in self.metrics if name in OF_ONE_CLASS]
+        if of_one and len(self.labels) > 2 and not self.positive:
+            raise UserError(
+                f"the metric {of_one[0]} is of one class, but the task has {len(self.labels)} labels: "
+                f"{shown_labels(self.labels)}. Use macro_f1 or weighted_f1, or name the class: "
+                f"--config.task.positive={self.labels[1]} (in evaluate: --positive)"
+            )
 
     def labels_in(self, split: Split[Example]) -> set[str]:
         return {example.label for example in split.items if example.label is not None}
@@ -159,6 +169,20 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
     def replace_labels(self, split: Split[Example], names: Mapping[str, str]) -> Split[Example]:
         items = (item._replace(label=item.label and names.get(item.label, item.label)) for item in split.items)
         return replace(split, items=tuple(items))
+
+    def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Example]:
+        """As TextTask.read. Raises UserError for the label IGNORED where labels are required; elsewhere it is none."""
+        split = super().read(path, columns, label_required)
+        ignored = [item.line for item in split.items if item.label == IGNORED] if IGNORED not in self.labels else []
+        if not ignored:
+            return split
+        if label_required:
+            raise UserError(
+                f"{path} line {ignored[0]} has the label {IGNORED}, which stands for none, as {len(ignored)} lines "
+                "have. Remove them"
+            )
+        items = (item._replace(label=None) if item.label == IGNORED else item for item in split.items)
+        return replace(split, items=tuple(items), labelled=len(ignored) < len(split.items))
 
     def complete(self, train: Split[Example]) -> Task:
         """Also sets the class weights.
@@ -194,7 +218,13 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
         if self.positive:
             # f1, precision and recall of this class instead of class 1.
             functions = {**functions, **classification_metrics(self.labels.index(self.positive))}
-        return compute_metrics(functions, self.metrics, rows.labels, np.stack(answers).argmax(axis=-1))
+        scores = np.stack(answers).astype(np.float64)
+        shares, predicted = softmax(scores, axis=-1), scores.argmax(axis=-1)
+        check_metric_names(self.metrics, functions)
+        return {
+            name: float(functions[name](rows.labels, shares if name in SCORED_METRICS else predicted))
+            for name in self.metrics
+        }
 
     def predictions(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """`label`, `score` (its probability) and all `scores` by label."""
@@ -213,11 +243,14 @@ class RegressionTask(RegressionOptions, ScaledTask[Example, LabelledRows], TextT
     kind = "regression"
     known_metrics = REGRESSION_METRICS
     usual_metrics = ("pearson", "spearman")
-    label_dtype = np.float32
+    label_dtype = np.float64
 
     def complete(self, train: Split[Example]) -> Task:
         scores = [self.label_value(train, example.line, example.label or "") for example in train.items]
         return self.scaled(scores).with_metrics()
+
+    def encode(self, split: Split[Example], tokenizer: Tokenizer) -> LabelledRows:
+        return replace(super().encode(split, tokenizer), scale=self.scale)
 
     def label_value(self, split: Split[Example], line: int, label: str) -> float:
         value = parse_number(label)
@@ -226,15 +259,15 @@ class RegressionTask(RegressionOptions, ScaledTask[Example, LabelledRows], TextT
         return value
 
     def objective(self) -> TaskObjective:
-        return RegressionObjective(1, self.pooling, self.layer_mix, (self.target_mean, self.target_std))
+        return RegressionObjective(1, self.pooling, self.layer_mix)
 
     def measure(self, rows: LabelledRows, answers: Sequence[Any]) -> dict[str, float]:
-        """The metrics, from one score per row."""
-        return compute_metrics(self.known_metrics, self.metrics, rows.labels, np.stack(answers))
+        """The metrics, from one standardized score per row."""
+        return compute_metrics(self.known_metrics, self.metrics, rows.labels, self.in_units(np.stack(answers)))
 
     def predictions(self, rows: LabelledRows, answers: Sequence[Any]) -> list[dict[str, Any]]:
         """`score`, the number."""
-        return [{"score": float(value)} for value in answers]
+        return [{"score": float(value)} for value in self.in_units(np.stack(answers))]
 
 
 @dataclass(frozen=True)
@@ -336,8 +369,13 @@ class MultiLabelTask(MultiLabelOptions, NamedLabelsTask[Any, LabelledRows], Text
         return targets
 
     def describe(self, rows: LabelledRows, training: bool = False) -> Description:
-        """Also counts labels."""
+        """Also counts labels, and warns if no text of the training file has several."""
         description = super().describe(rows, training)
+        if training and rows.labels.sum(axis=1).max() < 2:
+            description.remarks.append(
+                f"{rows.split.path}: no text has more than one label. Separate labels by commas, or use "
+                "--config.task=classification if each text has one"
+            )
         return description._replace(counts=description.counts | {"labels": int(rows.labels.sum())})
 
     def constant_labels(self, rows: LabelledRows) -> list[str]:

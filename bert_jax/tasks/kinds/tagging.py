@@ -31,6 +31,7 @@ from bert_jax.tasks.reading.inputs import InputRecord, record_words
 from bert_jax.tasks.reading.labelled import read_conll, read_conllu, read_word_lists
 from bert_jax.tasks.reading.tables import Columns, is_stored, kind_of_file
 from bert_jax.tasks.rows import (
+    IGNORED,
     LabelledWordRows,
     Sentence,
     Span,
@@ -103,7 +104,7 @@ _USUAL = {"L": "E", "U": "S", "M": "I"}
 
 def with_usual_letters(split: Split[Sentence]) -> Split[Sentence]:
     """Converts BILOU and BMES tags to IOBES; other files are unchanged."""
-    tags = {tag for item in split.items for tag in item.tags or ()}
+    tags = {tag for item in split.items for tag in known_tags(item)}
     known = any(all(map(pattern.fullmatch, tags)) for pattern in _OTHER_LETTERS)
     if not known or not any(tag[:1] in _USUAL for tag in tags):
         return split
@@ -113,6 +114,54 @@ def with_usual_letters(split: Split[Sentence]) -> Split[Sentence]:
 
     items = (item._replace(tags=item.tags and tuple(map(usual, item.tags))) for item in split.items)
     return replace(split, items=tuple(items), class_names=tuple(map(usual, split.class_names)))
+
+
+# A typed tag of any scheme; and one in other letters, cases or separators: B_PER, b-per, I:PER.
+_TYPED = re.compile(r"[BIESLUM]-.+")
+_LOOSE = re.compile(r"([BIESLUM])[-_:/|]([^-_:/|].*)", re.IGNORECASE)
+MOSTLY = 0.9  # the share of the tags other than O that must mark entities, for the other ones to be strays
+
+
+def with_entity_tags(split: Split[Sentence], known: Collection[str]) -> Split[Sentence]:
+    """Corrects stray tags in a file whose tags mark entities, with a remark; other files are unchanged.
+
+    A typed tag in another form becomes the usual one (B_PER and b-PER: B-PER). Any other tag becomes O, as conlleval
+    reads it, if there are few; many are only reported. `known` has tags that stay as they are.
+    """
+    counts = Counter(tag for item in split.items for tag in known_tags(item) if tag not in known)
+    typed = {tag for tag in counts if _TYPED.fullmatch(tag)}
+    # Types in other cases are those of the usual tags.
+    types = {tag[2:].casefold(): tag[2:] for tag in sorted(typed)}
+    names = {
+        tag: f"{match[1].upper()}-{types.get(match[2].casefold(), match[2])}"
+        for tag in counts.keys() - typed
+        if (match := _LOOSE.fullmatch(tag))
+    }
+    entity = typed | names.keys()
+    strays = {tag for tag in counts if tag and tag != "O" and tag not in entity}
+    if not entity or not (names or strays) or not {"O", "o", "0"} & (counts.keys() | known):
+        return split
+    marking = sum(counts[tag] for tag in entity)
+    few = marking >= MOSTLY * (marking + sum(counts[tag] for tag in strays - {"o", "0"}))
+    line = first_line(split, lambda tag: tag in strays or (few and tag in names))
+    if few:
+        names |= dict.fromkeys(strays, "O")
+    found = sorted(names if few else strays)
+    shown = ", ".join(f"{tag!r} as {names[tag]} ({counts[tag]})" if few else f"{tag!r}" for tag in found[:10])
+    shown += " ..." if len(found) > 10 else ""
+    first = f"{sum(counts[tag] for tag in found)} of {counts.total()} tags (the first one in line {line})"
+    if not few:
+        remark = f"{first} do not mark entities as the others do, so metrics compare words: {shown}"
+        return replace(split, remarks=(*split.remarks, remark))
+    remark = f"{first} are read as entity tags (B-X, I-X, O): {shown}"
+    items = (item._replace(tags=item.tags and tuple(names.get(tag, tag) for tag in item.tags)) for item in split.items)
+    class_names = tuple(dict.fromkeys(names.get(name, name) for name in split.class_names))
+    return replace(split, items=tuple(items), class_names=class_names, remarks=(*split.remarks, remark))
+
+
+def known_tags(sentence: Sentence) -> list[str]:
+    """The tags of the words that have one."""
+    return [tag for tag in sentence.tags or () if tag != IGNORED]
 
 
 def first_line(split: Split[Sentence], chosen: Callable[[str], bool]) -> int | None:
@@ -267,7 +316,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
             )
 
     def labels_in(self, split: Split[Sentence]) -> set[str]:
-        return {tag for sentence in split.items for tag in sentence.tags or ()}
+        return {tag for sentence in split.items for tag in known_tags(sentence)}
 
     def replace_labels(self, split: Split[Sentence], names: Mapping[str, str]) -> Split[Sentence]:
         items = (
@@ -278,12 +327,14 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
         """Reads CoNLL-U, CoNLL columns, or lists in JSON lines, Parquet and prepared data.
 
-        BILOU and BMES tags become IOBES. Without label_required, a file whose tags are all empty or _ is read as
-        unlabelled. Raises UserError, with the line, for a word without a tag where tags are required.
+        BILOU and BMES tags become IOBES, and stray tags are corrected (with_entity_tags). Without label_required, a
+        file whose tags are all empty or _ is read as unlabelled. Raises UserError, with the line, for a word without a
+        tag where tags are required.
         """
-        split = with_usual_letters(self.reader_of(path)(path, columns, label_required))
+        split = with_entity_tags(self.reader_of(path)(path, columns, label_required), {*self.labels, *self.label_map})
+        split = with_usual_letters(split)
         if not label_required:
-            known = first_line(split, lambda tag: tag not in ("", "_")) is not None
+            known = first_line(split, lambda tag: tag not in ("", "_", IGNORED)) is not None
             return replace(split, labelled=split.labelled and known)
         if (line := first_line(split, lambda tag: not tag)) is not None:
             raise UserError(f"{path} line {line}: a word has no tag, but others have one. Give it a tag, such as O")
@@ -300,7 +351,8 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         if not task.labels:
             tags = self.labels_in(train)
             if len(tags) < 2:
-                raise UserError(f"{train.path}: every tag is {tags.pop()!r}; is task.label the right column?")
+                only = "".join(tags) or IGNORED
+                raise UserError(f"{train.path}: every tag is {only!r}; is task.label the right column?")
             named = train.class_names if tags <= set(train.class_names) else ()
             if structured.marks_entities(tags):
                 named = tuple(name for name in named if structured.marks_entities({*tags, name}))
@@ -324,7 +376,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         return ("accuracy",)
 
     def encode(self, split: Split[Sentence], tokenizer: Tokenizer) -> "TagRows":
-        """Rows of words (encode_words). Pieces that are trained to predict a tag weigh 1, others 0.
+        """Rows of words (encode_words). Pieces that are trained to predict a tag weigh 1, others and IGNORED words 0.
 
         Entity tags are converted to the scheme of the task's labels. A tag that cannot follow the previous one is
         counted, and interpreted as in conlleval (entities).
@@ -335,20 +387,28 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         if split.labelled:
             # The number of pieces of each word, from its first one, that have its tag as a target.
             trained_pieces = words.word_sizes if self.label_subwords == "all" else np.ones_like(words.word_sizes)
-            labels[spans(words.word_starts, trained_pieces)] = np.repeat(self.label_ids(split), trained_pieces)
-            weights[spans(words.word_starts, trained_pieces)] = 1
+            tagged = _tagged(split)
+            starts, trained_pieces = words.word_starts[tagged], trained_pieces[tagged]
+            labels[spans(starts, trained_pieces)] = np.repeat(self.label_ids(split), trained_pieces)
+            weights[spans(starts, trained_pieces)] = 1
             if structured.marks_entities(self.labels):
-                irregular = irregular_tags([sentence.tags or () for sentence in split.items])
+                irregular = irregular_tags([known_tags(sentence) for sentence in split.items])
         return TagRows(**vars(words), labels=labels, label_weights=weights, irregular_tags=irregular)
 
     def describe(self, rows: "TagRows", training: bool = False) -> Description:
-        """Counts words, and irregular_tags: tags that cannot follow the previous one."""
-        remark = (
-            f"{rows.split.path}: {rows.irregular_tags} tags cannot follow the one before them (such as I-X after O); "
-            "as in conlleval, such an I-X begins an entity"
-        )
-        counts = {"words": len(rows.word_rows), "irregular_tags": rows.irregular_tags}
-        return Description(counts, [remark] if rows.irregular_tags else [])
+        """Counts words, ignored_words without a tag, and irregular_tags: tags that cannot follow the previous one."""
+        path, words = rows.split.path, len(rows.word_rows)
+        counts, remarks = super().describe(rows, training)
+        ignored = int((~_tagged(rows.split)).sum()) if rows.split.labelled else 0
+        if ignored:
+            remarks.append(f"{path}: {ignored} of {words} words have the label {IGNORED}, which stands for none")
+        if rows.irregular_tags:
+            remarks.append(
+                f"{path}: {rows.irregular_tags} tags cannot follow the one before them (such as I-X after O); "
+                "as in conlleval, such an I-X begins an entity"
+            )
+        counts |= {"words": words, "irregular_tags": rows.irregular_tags}
+        return Description(counts | ({"ignored_words": ignored} if ignored else {}), remarks)
 
     def objective(self) -> TaskObjective:
         scheme = structured.scheme_of(self.labels) if self.crf else None
@@ -359,8 +419,11 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
 
         True entities are read from the file, even if the labels cannot tell adjacent ones apart.
         """
-        true_tags = [list(self._in_scheme(sentence.tags or ())) for sentence in rows.split.items]
-        predicted = rows.by_sentence(self._predicted(rows, answers))
+        true_tags = [list(self._in_scheme(known_tags(sentence))) for sentence in rows.split.items]
+        predicted = [
+            [tag for tag, label in zip(tags, sentence.tags or (), strict=True) if label != IGNORED]
+            for tags, sentence in zip(rows.by_sentence(self._predicted(rows, answers)), rows.split.items, strict=True)
+        ]
         return compute_metrics(TAGGING_METRICS, self.metrics, true_tags, predicted)
 
     def predictions(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> list[dict[str, Any]]:
@@ -379,10 +442,11 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         return objects
 
     def label_ids(self, split: Split[Sentence]) -> list[int]:
-        """The ids of all words' tags, in the scheme of the task's labels; an I-X replaces a B-X that these lack."""
+        """The ids of all tags, in the scheme of the task's labels; an I-X replaces a B-X that these lack."""
         ids = []
         for sentence in split.items:
-            for line, tag in zip(sentence.lines, self._in_scheme(sentence.tags or ()), strict=True):
+            lines = [line for line, tag in zip(sentence.lines, sentence.tags or (), strict=True) if tag != IGNORED]
+            for line, tag in zip(lines, self._in_scheme(known_tags(sentence)), strict=True):
                 inside = "I" + tag[1:]
                 known = tag in self.labels or tag[:1] != "B" or inside not in self.labels
                 ids.append(self.label_value(split, line, tag if known else inside))
@@ -412,6 +476,11 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         if not self.crf or not structured.marks_entities(self.labels) or rows.whole.all():
             return tags
         return [tag for sentence_tags in rows.by_sentence(tags) for tag in self._in_scheme(sentence_tags)]
+
+
+def _tagged(split: Split[Sentence]) -> Bool[np.ndarray, "W"]:
+    """Whether each word of a labelled split has a tag."""
+    return np.array([tag != IGNORED for sentence in split.items for tag in sentence.tags or ()], bool)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -466,7 +535,8 @@ def most_frequent_tag_baseline(train: Split[Sentence], test: Split[Sentence]) ->
     for split in (train, test):
         if not split.labelled:
             raise UserError(f"{split.path} has no tags, which the baseline needs. Name a tagged file")
-        pairs.append([pair for item in split.items for pair in zip(item.words, item.tags or (), strict=True)])
+        tagged = (pair for item in split.items for pair in zip(item.words, item.tags or (), strict=True))
+        pairs.append([pair for pair in tagged if pair[1] != IGNORED])
     by_word: dict[str, Counter[str]] = defaultdict(Counter)
     for word, tag in pairs[0]:
         by_word[word][tag] += 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float64
 
 from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
@@ -53,32 +53,32 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
         Raises UserError, with file and line, for a value that is neither a number nor in MISSING.
         """
         words = encode_words(split, tokenizer, self.max_length)
-        labels, weights = np.zeros((2, len(words.input_ids)), np.float32)
+        labels, weights = np.zeros(len(words.input_ids)), np.zeros(len(words.input_ids), np.float32)
         if split.labelled:
             numbers = _numbers(split)
             labels[words.word_starts] = np.nan_to_num(numbers)
             weights[words.word_starts] = ~np.isnan(numbers)
-        return LabelledWordRows(**vars(words), labels=labels, label_weights=weights)
+        return LabelledWordRows(**vars(words), labels=labels, label_weights=weights, scale=self.scale)
 
     def describe(self, rows: LabelledWordRows, training: bool = False) -> Description:
-        numbers, remarks = rows.labels[rows.label_weights > 0], []
+        numbers, remarks = rows.labels[rows.label_weights > 0], super().describe(rows, training).remarks
         undefined = " and ".join(name for name in self.metrics if name in UNDEFINED_OF_ONE)
         if rows.split.labelled and np.ptp(numbers) == 0 and undefined:
-            remarks = [f"{rows.split.path}: every number is {numbers[0]:g}, so {undefined} are undefined"]
+            remarks += [f"{rows.split.path}: every number is {numbers[0]:g}, so {undefined} are undefined"]
         return Description({"words": len(rows.word_rows), "words_with_number": int(rows.label_weights.sum())}, remarks)
 
     def objective(self) -> TaskObjective:
-        return NumberObjective((self.target_mean, self.target_std))
+        return NumberObjective()
 
     def measure(self, rows: LabelledWordRows, answers: Sequence[Float[np.ndarray, "..."]]) -> dict[str, float]:
         """The metrics over all words that have a number, from the prediction at each position."""
         known = rows.label_weights[rows.word_starts] > 0
         labels, predicted = rows.labels[rows.word_starts][known], rows.at_words(answers)[known]
-        return compute_metrics(REGRESSION_METRICS, self.metrics, labels, predicted)
+        return compute_metrics(REGRESSION_METRICS, self.metrics, labels, self.in_units(predicted))
 
     def predictions(self, rows: LabelledWordRows, answers: Sequence[Float[np.ndarray, "..."]]) -> list[dict[str, Any]]:
         """`words`, their `numbers`, and their `offsets` in a raw text."""
-        return sentence_objects(rows, numbers=rows.at_words(answers).astype(float).tolist())
+        return sentence_objects(rows, numbers=self.in_units(rows.at_words(answers)).tolist())
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class NumberObjective(ScaledObjective):
         return tag_logits(model, model.encode(batch, dropout_key).last, dropout_key)[..., 0]
 
 
-def _numbers(split: Split[Sentence]) -> Float32[np.ndarray, "W"]:
+def _numbers(split: Split[Sentence]) -> Float64[np.ndarray, "W"]:
     """The words' numbers; NaN if a word has none."""
     numbers = []
     for sentence in split.items:
@@ -108,4 +108,4 @@ def _numbers(split: Split[Sentence]) -> Float32[np.ndarray, "W"]:
             numbers.append(number)
     if all(map(math.isnan, numbers)):
         raise UserError(f"{split.path} has no numbers. Correct the column (task.label)")
-    return np.array(numbers, np.float32)
+    return np.array(numbers, np.float64)

@@ -6,18 +6,21 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.labels import same_names
 from bert_jax.tasks.reading.tables import Column, Columns, Table, column_index, numbered_lines, opened, read_records
-from bert_jax.tasks.rows import Example, LabelSet, Sentence, Split
+from bert_jax.tasks.rows import IGNORED, Example, LabelSet, Sentence, Split
 
 # Marks the word of a text that a task asks about: rare in running text, in every vocabulary, and a single token
 # between spaces.
 MARK = "*"
+SEPARATORS = ("|", ";", "#", "\t", "/")  # of the labels of a text, if it is not a comma
 YES, NO = ("1", "true", "yes", "1.0"), ("0", "false", "no", "0.0", "")
 LABEL = 2  # the index of the label among the values that read_labelled reads
 
@@ -42,7 +45,7 @@ def read_table(
             texts.append(read_text(f"{path} line {line}: column {columns.text_pair!r}", text_pair))
         if borders:
             texts = mark_words(path, line, texts, borders)
-        value = None if names and value == -1 else value  # no class
+        value = None if names and value in (-1, int(IGNORED)) else value  # no class
         unknown = not labelled or (not label_required and is_missing(value))
         label = None if unknown else _label(path, line, value, labels, names)
         items.append(Example(texts[0], texts[1] if columns.text_pair else None, label, line))
@@ -164,11 +167,11 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
     """Reads texts, or pairs, and their sets of labels, which may be empty.
 
     columns.label names one column: a list of labels in JSON lines, Parquet and prepared data, where a number is a class
-    of the file, or else an index in `labels` unless these are numbers; in TSV and CSV, labels separated by commas, or a
-    list or set in brackets (['a', 'b']), as pandas writes it. Or it names several columns, separated by commas: each is
-    a label, and holds 1 or 0 (or true or false). A file without the columns, or whose columns are all empty, null or
-    -1, is unlabelled. Raises UserError, with file and line, for other values, and for a missing label column that is
-    required.
+    of the file, or else an index in `labels` unless these are numbers; in texts, labels separated by commas (or another
+    separator_of the file), or a list or set in brackets (['a', 'b']), as pandas writes it. Or it names several columns,
+    separated by commas: each is a label, and holds 1 or 0 (or true or false). A file without the columns, or whose
+    columns are all empty, null or -1, is unlabelled. Raises UserError, with file and line, for other values, and for a
+    missing label column that is required.
     """
     names = [name.strip() for name in columns.label.split(",")]
     table, known = read_labelled(path, columns, (), label_required, label_names=names)
@@ -180,13 +183,14 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
         sets = [opened(record.values[LABEL]) for record in table.records]
         if [0, 1] in sets and [1, 0] in sets and all(item in ([0, 1], [1, 0]) for item in sets):
             raise _value_for_each_class(f"{path}: column {columns.label!r}", sets[0])
+    separator = separator_of([record.values[LABEL] for record in table.records], by_number) if len(names) == 1 else ","
     items = []
     for line, (text, text_pair, *values) in table.records:
         place = f"{path} line {line}: column"
         second = read_text(f"{place} {columns.text_pair!r}", text_pair) if columns.text_pair else None
         item_labels: tuple[str, ...] | None = None
         if known and len(names) == 1:
-            item_labels = _listed(f"{place} {names[0]!r}", values[0], by_number)
+            item_labels = _listed(f"{place} {names[0]!r}", values[0], by_number, separator)
         elif known:
             flags = {name: yes_or_no(value) for name, value in zip(names, values, strict=True)}
             if unclear := next((name for name, flag in flags.items() if flag is None), ""):
@@ -196,11 +200,32 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
                 )
             item_labels = tuple(name for name, flag in flags.items() if flag)
         items.append(LabelSet(read_text(f"{place} {columns.text!r}", text), second, item_labels, line))
-    return Split(path, tuple(items), known, table.left_out, classes)
+    several = sum(len(item.labels or ()) > 1 for item in items)
+    remark = f"labels are separated by {separator!r}; {several} of {len(items)} texts have several"
+    return Split(path, tuple(items), known, table.left_out, classes, () if separator == "," else (remark,))
 
 
-def _listed(place: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]:
-    """The labels in a list, or in a text that separates them by commas."""
+def separator_of(values: Sequence[Any], labels: Sequence[str]) -> str:
+    """What separates labels in a column of texts: a comma, or one of SEPARATORS if that is what the column shows.
+
+    It shows it if no text that it separates has a comma or an empty part, and one of the parts also occurs elsewhere,
+    so that it is a label. If `labels` are known, all parts must be among them instead.
+    """
+    cells = {value.strip() for value in values if isinstance(value, str) and opened(value) is value}
+    if any("," in cell for cell in cells):
+        return ","
+    for separator in SEPARATORS:
+        split = [[part.strip() for part in cell.rstrip(separator).split(separator)] for cell in cells]
+        counts = Counter(part for parts in split for part in {*parts})
+        joined = {part for parts in split if len(parts) > 1 for part in parts}
+        shared = joined <= {*labels} if labels else any(counts[part] > 1 for part in joined)
+        if joined and "" not in joined and shared:
+            return separator
+    return ","
+
+
+def _listed(place: str, value: Any, by_number: Sequence[str], separator: str) -> tuple[str, ...]:
+    """The labels in a list, or in a text that separates them."""
     if value is None:
         return ()
     content = opened(value)
@@ -208,7 +233,7 @@ def _listed(place: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]
     if isinstance(value, str):
         in_brackets = value.strip().startswith("[") and value.strip().endswith("]")
         if not (in_brackets and _OF_LISTS.search(value)):
-            value = [part.strip() for part in value.split(",") if part.strip()]
+            value = [part.strip() for part in value.split(separator) if part.strip()]
     if not isinstance(value, list) or not all(isinstance(label, str | int) for label in value):
         raise UserError(
             f"{place} holds {value!r:.60}; expected a list of labels, such as ['a', 'b'], or a text that separates "
@@ -232,6 +257,8 @@ def _value_for_each_class(place: str, value: Any) -> UserError:
 CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 # Marks the start of a document in the CoNLL-2003 files; it is not a sentence.
 DOCUMENT_MARK = "-DOCSTART-"
+
+_CONLLU_ID = re.compile(r"[0-9]+([-.][0-9]+)?")
 
 Group = list[tuple[int, list[str]]]  # the line and the fields of each word of a sentence
 
@@ -265,32 +292,57 @@ def read_conllu(path: Path, columns: Columns, label_required: bool) -> Split[Sen
 def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
     """Reads CoNLL columns: one word per line, columns separated by tabs or spaces, blank lines between sentences.
 
-    Words are in column 0 and tags in the last column, unless columns gives other numbers; -DOCSTART- lines are skipped.
-    Without label_required, a file of one column is read as unlabelled. Raises UserError for a line with more or fewer
-    columns than the first, a missing column, and a file without words.
+    Words are in column 0 and tags in the last column, unless columns gives other numbers. Lines of DOCUMENT_MARK and
+    comments (_is_comment) are not words. Lines of CoNLL-U are read as such (read_conllu). Without label_required, a
+    file of one column is read as unlabelled. Raises UserError for a line with more or fewer columns than the first
+    word, a missing column, and a file without words.
     """
+    lines = [(number, _fields(line)) for number, line in numbered_lines(path)]
+    words = [fields for _, fields in lines if fields and not fields[0].startswith(("#", DOCUMENT_MARK))]
+    if words and all(len(fields) == len(CONLLU_COLUMNS) and _CONLLU_ID.fullmatch(fields[0]) for fields in words):
+        return read_conllu(path, columns, label_required)
+    # A file may have no other words than # and those that begin with it.
+    width = len(words[0]) if words else max((len(fields) for _, fields in lines), default=0)
+    _check_words(path, [lines] if width else [])
+    word_column = column_index(path, [], width, columns.text or "0", "text")
+    known = width > 1 or label_required
+    tag_column = column_index(path, [], width, columns.label or "-1", "label") if known else None
+    tags = {fields[tag_column] for fields in words if len(fields) == width} if tag_column is not None else set()
     groups: list[Group] = [[]]
-    width = 0
-    for number, line in numbered_lines(path):
-        if not line.strip():
+    comments = 0
+    for number, fields in lines:
+        if not fields or fields[0].startswith(DOCUMENT_MARK):
             groups.append([])
-            continue
-        fields = line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
-        width = width or len(fields)
-        if len(fields) != width:
+        elif not groups[-1] and fields[0].startswith("#") and _is_comment(fields, width, tag_column, tags):
+            comments += 1
+        elif len(fields) != width:
             raise UserError(
-                f"{path} line {number} has {len(fields)} columns, but the first line has {width}. Correct the line"
+                f"{path} line {number} has {len(fields)} columns, but the first word has {width}. Correct the line"
             )
-        if fields[0] != DOCUMENT_MARK:
+        else:
             groups[-1].append((number, fields))
     _check_words(path, groups)
-    word_column = column_index(path, [], width, columns.text or "0", "text")
-    if width == 1 and not label_required:
-        return _sentences(path, groups, word_column, None)
-    tag_column = column_index(path, [], width, columns.label or "-1", "label")
-    if width == 1:
+    if width == 1 and known:
         raise UserError(f"{path} has one column; expected two or more, for words and tags, separated by tabs or spaces")
-    return _sentences(path, groups, word_column, tag_column)
+    remarks = (f"{comments} lines are comments, which begin with #",) if comments else ()
+    return replace(_sentences(path, groups, word_column, tag_column), remarks=remarks)
+
+
+def _fields(line: str) -> list[str]:
+    """The columns of a line; none of a blank line."""
+    if not line.strip():
+        return []
+    return line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
+
+
+def _is_comment(fields: list[str], width: int, tag_column: int | None, tags: Collection[str]) -> bool:
+    """Whether a line that begins with # before the first word of a sentence is a comment (# id 3), not a word (# O).
+
+    It is one if it has another number of columns than words have, or a lone # and no tag of the other words.
+    """
+    if len(fields) != width:
+        return True
+    return fields[0] == "#" and width > 1 and (tag_column is None or fields[tag_column] not in tags)
 
 
 def _check_words(path: Path, groups: list[Group]) -> None:
@@ -316,9 +368,9 @@ def read_word_lists(path: Path, columns: Columns, label_required: bool, labels: 
 
     The words are in column text (default `tokens`), their labels in column label (default `labels`). Labels become
     texts: null an empty one, and the number of a class its name if the file gives it, or the label with this index in
-    `labels` unless these are numbers; -1 is no class. Without label_required, a file without the label column, or with
-    nulls and empty lists alone, is read as unlabelled. Raises UserError, with file and line, for a value that is not a
-    list of words, and for labels that are not one per word.
+    `labels` unless these are numbers; -1 is no class, and -100 stays IGNORED. Without label_required, a file without
+    the label column, or with nulls and empty lists alone, is read as unlabelled. Raises UserError, with file and line,
+    for a value that is not a list of words, and for labels that are not one per word.
     """
     requested = [
         Column(columns.text or "tokens", "text"),
