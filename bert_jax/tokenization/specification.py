@@ -208,7 +208,7 @@ def stated_template(content: Mapping[str, Any], settings: Mapping[str, Any], rol
         UserError: the template has other tokens than cls and sep, or has them in other places.
     """
     kind = str(settings.get("tokenizer_class") or settings.get("model_type") or "").removesuffix("Fast")
-    if kind.removesuffix("Tokenizer") not in ("", "PreTrained", "TokenizersBackend"):
+    if kind.removesuffix("Tokenizer") not in ("", "PreTrained", "TokenizersBackend", "modernbert"):
         return None
     step = content.get("post_processor") or {}
     # ByteLevel only trims offsets.

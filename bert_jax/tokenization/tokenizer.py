@@ -85,7 +85,7 @@ class Tokenizer(Vocabulary):
             UserError: a lone surrogate.
         """
         special = [index for index, text in enumerate(texts) if self._special.search(text)] if self._special else []
-        found = [self.encode_special(texts[index]) for index in special]
+        special_ids = [self.encode_special(texts[index]) for index in special]
         if special:
             texts = list(texts)
             for index in special:
@@ -98,8 +98,8 @@ class Tokenizer(Vocabulary):
         if special:
             # The places of these texts, which have no ids yet, before the insertion.
             places = (np.cumsum(counts) - counts)[special]
-            counts[special] = [len(part) for part in found]
-            ids = np.insert(ids, np.repeat(places, counts[special]), np.concatenate(found))
+            counts[special] = [len(part) for part in special_ids]
+            ids = np.insert(ids, np.repeat(places, counts[special]), np.concatenate(special_ids))
         return ids, np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
     def as_in_text(self, words: Sequence[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """Every kind of tokenizer: the library's ids, always, and one tokenizer however it is loaded or saved."""
 
+import itertools
 import json
 import lzma
 import pickle
@@ -19,6 +20,7 @@ from tokenizer_kinds import KINDS, Encode, make, of_library, random_texts, train
 from tokenizers import models, normalizers, pre_tokenizers
 
 from bert_jax.errors import UserError
+from bert_jax.tasks.rows import encode_pairs
 from bert_jax.tokenization import sentencepiece_model, tokenizer
 from bert_jax.tokenization.sentencepiece_engine import SentencePieceEngine
 from bert_jax.tokenization.specification import ALBERT_ROLES, BERT_ROLES, Roles
@@ -601,7 +603,7 @@ TEMPLATES = {  # with the sequences of a pair that transformers 5.24 makes with 
 }
 
 
-@pytest.mark.parametrize("kind", ["BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", None])
+@pytest.mark.parametrize("kind", ["BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", None, "modernbert"])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_post_processor_decides_which_special_tokens_a_text_gets(tmp_path, name, kind):
     """Classes of a family build their own template in transformers 5; general ones take that of tokenizer.json."""
@@ -613,7 +615,8 @@ def test_the_post_processor_decides_which_special_tokens_a_text_gets(tmp_path, n
     if processor:
         library.post_processor = processor
     library.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    field = "model_type" if kind == "modernbert" else "tokenizer_class"
+    (tmp_path / "config.json").write_text(json.dumps({field: kind}))
     if str(kind).startswith("Bert"):
         wanted = "[CLS] a [SEP] b [SEP]"
     if not wanted:
