@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.array_types import Int64
-from bert_jax.tokenization.engine import ChunkedTexts, Engine, add_tokens, refuse_surrogates, template
+from bert_jax.tokenization.engine import ChunkedTexts, Engine, add_tokens, portable_json, refuse_surrogates, template
 from bert_jax.tokenization.sentencepiece_model import (
     MARKED,
     RUNS_OF_SPACES,
@@ -158,7 +158,7 @@ class SentencePieceEngine(Engine):
         return str(self._model.normalize(self._prepared([text])[0]))
 
     def to_json(self) -> str:
-        return str(library_tokenizer(self._spec).to_str(pretty=True))
+        return portable_json(library_tokenizer(self._spec))
 
     def _prepared(self, texts: Sequence[str]) -> list[str]:
         """Applies the normalizer that precedes the model."""

@@ -31,7 +31,7 @@ class Tokenizer(Vocabulary):
     """
 
     def __init__(self, spec: TokenizerSpec, matches_special: bool = False) -> None:
-        """With `matches_special`, special tokens written in a text are these tokens; otherwise they are ordinary text."""
+        """With `matches_special`, special tokens written in a text are these tokens, and otherwise ordinary text."""
         super().__init__(spec)
         self._matches_special = matches_special
         # The longest first, as the libraries match them.
