@@ -27,7 +27,7 @@ from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import has_pooler
 from bert_jax.model.heads.config import Heads
 from bert_jax.storage.files import atomic_folder, read_json, write_json
-from bert_jax.tokenization.engine import template
+from bert_jax.tokenization.engine import portable_json, template
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 IDENTITY = "torch.nn.modules.linear.Identity"
@@ -315,4 +315,4 @@ def _save_tokenizer(loaded: LoadedModel, directory: Path) -> None:
         sequences = template(cls, sep, separators=words.pair_separators, second=1 if types else 0)
         trim = [processors.ByteLevel(trim_offsets=True)] if words.kind == "bpe" else []
         library.post_processor = processors.Sequence([*trim, sequences])
-        file.write_text(library.to_str(pretty=True), encoding="utf-8")
+        file.write_text(portable_json(library), encoding="utf-8")

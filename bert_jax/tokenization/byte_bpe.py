@@ -25,6 +25,7 @@ from bert_jax.tokenization.specification import (
     UNHASHED,
     AddedToken,
     Roles,
+    Template,
     TokenList,
     added_tokens,
     check_added_ids,
@@ -33,6 +34,7 @@ from bert_jax.tokenization.specification import (
     refuse_contradiction,
     refuse_repeated,
     stated_separators,
+    stated_template,
     tokens_by_id,
     write_settings,
 )
@@ -57,6 +59,7 @@ class ByteBPESpec(TokenList):
     ignore_merges: bool = False  # whether pre-tokens in the vocabulary are not merged
     added: tuple[AddedToken, ...] = ()  # __post_init__ adds the roles' tokens
     adds_special_tokens: bool = field(default=True, metadata=UNHASHED)
+    split_special_tokens: bool = field(default=False, metadata=UNHASHED)
     separators: int = field(default=0, metadata=HASHED_IF_CHANGED)  # between two texts; 0: as usual with the roles
 
     kind = "bpe"
@@ -106,7 +109,8 @@ class ByteBPESpec(TokenList):
 
     def write(self, directory: Path) -> None:
         """Writes vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json."""
-        roberta = self.roles == ROBERTA_ROLES and not (self.normalizers or self.ignore_merges or self.separators)
+        general = self.normalizers or self.ignore_merges or self.separators or not self.adds_special_tokens
+        roberta = self.roles == ROBERTA_ROLES and not general
         config = {
             "tokenizer_class": "RobertaTokenizer" if roberta else "PreTrainedTokenizerFast",
             "add_prefix_space": self.add_prefix_space,
@@ -142,11 +146,12 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
         raise UserError(problem)
     added = added_tokens(content)
     known = {*model["vocab"], *(token.content for token in added)}
-    roles = named_roles(settings, known, *_usual_roles(known))
+    roles = named_roles(settings, known, *_usual_roles(settings, known))
     # RobertaTokenizer in transformers, the class for the type roberta, makes both steps from its own settings.
     kind = settings.get("tokenizer_class") or settings.get("model_type")
     roberta = str(kind).lower().startswith("roberta")
-    separators = 2 if roberta else stated_separators(content.get("post_processor"))
+    template = _template(content, settings, roles)
+    separators = 2 if roberta else template.separators
     normalizer = content.get("normalizer") or {"normalizers": []}
     names = tuple(part["type"] for part in normalizer.get("normalizers", [normalizer]))
     if wrong := [name for name in names if name not in NORMALIZERS]:
@@ -159,7 +164,7 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
         normalizers=names,
         ignore_merges=model.get("ignore_merges", False),
         added=added,
-        adds_special_tokens=_adds_special_tokens(roles, settings, content.get("post_processor")),
+        adds_special_tokens=template.adds_special_tokens,
         separators=0 if separators == _usual_separators(roles) else separators or 0,
     )
     check_added_ids(content, spec.all_tokens())
@@ -190,13 +195,13 @@ def from_files(
         problem = "marks the ends of words (</w>), as XLM does. Only byte-level BPE is supported"
     if problem:
         raise UserError(f"{merges_file} {problem}")
-    roles = named_roles(settings, vocabulary, *_usual_roles(vocabulary))
+    roles = named_roles(settings, vocabulary, *_usual_roles(settings, vocabulary))
     return ByteBPESpec(
         tokens=tokens_by_id(vocabulary),
         merges=tuple(_merge(line) for line in merges),
         roles=roles,
         add_prefix_space=bool(settings.get("add_prefix_space", False)),
-        adds_special_tokens=_adds_special_tokens(roles, settings, None),  # as GPT2Tokenizer in transformers
+        adds_special_tokens=not _is_gpt2(settings, roles),
     )
 
 
@@ -204,38 +209,39 @@ def _usual_separators(roles: Roles) -> int:
     return 2 if roles.sep_token == ROBERTA_ROLES.sep_token else 1
 
 
-def _adds_special_tokens(roles: Roles, settings: Mapping[str, Any], post_processor: Mapping[str, Any] | None) -> bool:
-    """Whether a text's sequence begins with cls and ends with sep.
+def _template(content: Mapping[str, Any], settings: Mapping[str, Any], roles: Roles) -> Template:
+    """The special tokens that a text gets: as its class in transformers adds them, otherwise as tokenizer.json does."""
+    gpt2 = _is_gpt2(settings, roles)
+    stated = stated_template(content, {} if gpt2 else settings, roles)
+    # A class of another family makes its template itself, always with special tokens.
+    usual = stated_separators(content.get("post_processor")) or _usual_separators(roles)
+    return stated or Template(True, usual)
 
-    A vocabulary with two tokens for this purpose always uses them. In one like GPT-2's, where one token would serve as
-    both, tokenizer.json's post_processor decides; published ones add none. Raises UserError for another template.
+
+def _is_gpt2(settings: Mapping[str, Any], roles: Roles) -> bool:
+    """Whether a tokenizer is GPT-2's, which adds no special tokens unless tokenizer.json's post_processor does.
+
+    Raises:
+        UserError: its settings add the first one only.
     """
-    if roles.cls_token != roles.sep_token:
-        return True
-    if settings.get("add_bos_token"):
+    kind = settings.get("tokenizer_class") or settings.get("model_type")
+    gpt2 = roles.cls_token == roles.sep_token or str(kind).lower().startswith("gpt2")
+    if gpt2 and settings.get("add_bos_token"):
         raise UserError(f"it sets add_bos_token, which adds {roles.cls_token} before a text only. Set it to false")
-    steps = post_processor.get("processors", [post_processor]) if post_processor else []
-    further = [step for step in steps if step["type"] != "ByteLevel"]  # ByteLevel only trims offsets
-    if not further:
-        return False
-    if [step["type"] for step in further] == ["RobertaProcessing"]:
-        return True
-    if [step["type"] for step in further] == ["TemplateProcessing"]:
-        sequence = [part["SpecialToken"]["id"] if "SpecialToken" in part else None for part in further[0]["single"]]
-        if sequence in ([None], [roles.cls_token, None, roles.sep_token]):
-            return sequence != [None]
-    raise UserError(
-        f"its post_processor adds other tokens than {roles.cls_token} before and after a text. "
-        "Save it with these, or without a post_processor"
-    )
+    return gpt2
 
 
-def _usual_roles(known: Container[str]) -> tuple[Roles, ...]:
-    """The sets of special tokens to choose from: only GPT-2's if no other set can begin or end a sequence."""
+def _usual_roles(settings: Mapping[str, Any], known: Container[str]) -> tuple[Roles, ...]:
+    """The sets of special tokens to choose from: only GPT-2's if no other set can begin or end a sequence.
+
+    In a folder whose settings name GPT-2's token and neither cls nor sep, other tokens begin and end none either.
+    """
     others = (ROBERTA_ROLES, BERT_ROLES)
-    if GPT2_ROLES.sep_token in known and not any(
-        token in known for roles in others for token in (roles.cls_token, roles.sep_token)
-    ):
+    named = [value.get("content") if isinstance(value, dict) else value for value in map(settings.get, _ENDS)]
+    ends = {token for token in named if token} or {
+        token for roles in others for token in (roles.cls_token, roles.sep_token) if token in known
+    }
+    if GPT2_ROLES.sep_token in known and ends <= {GPT2_ROLES.sep_token}:
         return (GPT2_ROLES,)
     return others
 
@@ -244,6 +250,9 @@ def _merge(merge: Any) -> tuple[str, str]:
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return str(left), str(right)
 
+
+# The settings that name the tokens around a text.
+_ENDS = ("cls_token", "sep_token", "bos_token", "eos_token")
 
 # GPT-2's character for each byte: the byte's own character if printable, otherwise the next from U+0100 on.
 _PRINTING = (*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1))

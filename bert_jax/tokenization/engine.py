@@ -10,6 +10,7 @@ chunk once in a block. Read `ChunkCache.encode` first.
 import dataclasses
 import functools
 import itertools
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -89,8 +90,8 @@ class Engine(Protocol):
     def encode_special(self, text: str) -> list[int]:
         """Encodes a text in which special tokens are replaced by their ids."""
 
-    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encodes a text; also returns the ids' character spans [start, end)."""
+    def encode_offsets(self, text: str, special: bool = False) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encodes a text, with `special` as encode_special; also returns the ids' character spans [start, end)."""
 
     def decode(self, ids: list[int]) -> str:
         """Readable text, including special tokens."""
@@ -258,15 +259,16 @@ class LibraryEngine(Engine):
     def encode_special(self, text: str) -> list[int]:
         return list(self._special_library.encode(text, add_special_tokens=False).ids)
 
-    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        encoding = self._library.encode(text, add_special_tokens=False)
+    def encode_offsets(self, text: str, special: bool = False) -> tuple[list[int], list[tuple[int, int]]]:
+        library = self._special_library if special else self._library
+        encoding = library.encode(text, add_special_tokens=False)
         return list(encoding.ids), list(encoding.offsets)
 
     def decode(self, ids: list[int]) -> str:
         return str(self._library.decode(ids, skip_special_tokens=False))
 
     def to_json(self) -> str:
-        return str(self._library.to_str(pretty=True))
+        return portable_json(self._library)
 
     def library_ids(self, library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[bytes]:
         """Encodes texts as bytes, many in one call, because a call costs more than a word."""
@@ -294,6 +296,18 @@ def add_tokens(library: tokenizers.Tokenizer, added: Iterable[AddedToken]) -> No
         options = dataclasses.asdict(token)
         library_token = tokenizers.AddedToken(options.pop("content"), **options)
         (library.add_special_tokens if token.special else library.add_tokens)([library_token])
+
+
+def portable_json(library: tokenizers.Tokenizer) -> str:
+    """The content of a tokenizer.json that versions of the library before 0.20 read, too."""
+    written: str = library.to_str(pretty=True)
+    content = json.loads(written)
+    merges = content["model"].get("merges")
+    # These versions only know merges as text with a space between two tokens, which themselves have none.
+    if not merges or any(" " in token for merge in merges for token in merge):
+        return written
+    content["model"]["merges"] = [" ".join(merge) for merge in merges]
+    return json.dumps(content, ensure_ascii=False, indent=2)
 
 
 def text_tokens(added: Iterable[AddedToken]) -> re.Pattern[str] | None:

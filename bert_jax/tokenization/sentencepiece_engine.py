@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.array_types import Int64
-from bert_jax.tokenization.engine import ChunkedTexts, Engine, add_tokens, refuse_surrogates, template
+from bert_jax.tokenization.engine import ChunkedTexts, Engine, add_tokens, portable_json, refuse_surrogates, template
 from bert_jax.tokenization.sentencepiece_model import (
     MARKED,
     RUNS_OF_SPACES,
@@ -100,7 +100,20 @@ class SentencePieceEngine(Engine):
                 ids += self._ids[self._model.encode(self._prepared([part])[0])].tolist()
         return ids
 
-    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_offsets(self, text: str, special: bool = False) -> tuple[list[int], list[tuple[int, int]]]:
+        if special and self._special_pattern.search(text):
+            ids: list[int] = []
+            spans: list[tuple[int, int]] = []
+            start = 0
+            for part in self._special_pattern.split(text):
+                if part in self._special:
+                    part_ids, part_spans = [self._special[part]], [(0, len(part))]
+                else:
+                    part_ids, part_spans = self.encode_offsets(part)
+                ids += part_ids
+                spans += [(start + first, start + last) for first, last in part_spans]
+                start += len(part)
+            return ids, spans
         prepared = self._prepared([text])[0]
         encoded = self._model.encode(prepared, return_type="offset_mapping")
         offsets = list(encoded["offsets"])
@@ -145,7 +158,7 @@ class SentencePieceEngine(Engine):
         return str(self._model.normalize(self._prepared([text])[0]))
 
     def to_json(self) -> str:
-        return str(library_tokenizer(self._spec).to_str(pretty=True))
+        return portable_json(library_tokenizer(self._spec))
 
     def _prepared(self, texts: Sequence[str]) -> list[str]:
         """Applies the normalizer that precedes the model."""
@@ -232,5 +245,6 @@ def library_tokenizer(spec: SentencePieceSpec) -> tokenizers.Tokenizer:
     for token in dict.fromkeys([*special, *roles]):
         add_tokens(library, [AddedToken(token, lstrip=token == roles.mask_token)])
     cls, sep = ((token, tokens.index(token)) for token in (roles.cls_token, roles.sep_token))
-    library.post_processor = template(cls, sep, separators=spec.pair_separators, second=0 if spec.fairseq else 1)
+    if spec.adds_special_tokens:
+        library.post_processor = template(cls, sep, separators=spec.pair_separators, second=0 if spec.fairseq else 1)
     return library

@@ -32,6 +32,7 @@ from bert_jax.tokenization.specification import (
     named_roles,
     refuse_contradiction,
     refuse_repeated,
+    stated_template,
     write_settings,
 )
 from bert_jax.tokenization.wordpiece import has_capitals
@@ -84,6 +85,7 @@ class SentencePieceSpec:
     do_lower_case     lower-case before the model's own normalization, as ALBERT does
     strip_accents     likewise, drop accents after the compatibility decomposition (NFKD)
     replace_quotes    likewise, replace `` and '' by a double quote
+    adds_special_tokens, split_special_tokens   as in TokenizerSpec; no text's ids depend on them
     """
 
     model: bytes
@@ -91,8 +93,9 @@ class SentencePieceSpec:
     do_lower_case: bool = False
     strip_accents: bool = False
     replace_quotes: bool = False
+    adds_special_tokens: bool = True
+    split_special_tokens: bool = False
 
-    adds_special_tokens = True
     keeps_newlines = False  # nearly all models normalize them to spaces
 
     def __post_init__(self) -> None:
@@ -200,7 +203,9 @@ class SentencePieceSpec:
         # transformers' own classes rebuild these tokenizers from the vocabulary alone.
         unigram = self.kind == "unigram" and not self.parsed.trainer_spec.byte_fallback
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        if unigram and self.fairseq and not self.prepares:
+        if not self.adds_special_tokens:
+            pass
+        elif unigram and self.fairseq and not self.prepares:
             config = {"tokenizer_class": "XLMRobertaTokenizer"}
         elif unigram and self.roles == ALBERT_ROLES and self.replace_quotes:
             config = {"tokenizer_class": "AlbertTokenizer"}
@@ -290,7 +295,14 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
         rules = white_space_rules()
     model = _unigram_model(content, roles, rules, prefix != "never")
     _refuse_damaged(model)
-    spec = SentencePieceSpec(model, roles, do_lower_case=lower, strip_accents=accents, replace_quotes=quotes)
+    template = stated_template(content, settings, roles)
+    adds = template is None or template.adds_special_tokens
+    spec = SentencePieceSpec(model, roles, lower, accents, quotes, adds)
+    if adds and template and template.separators != spec.pair_separators:
+        raise UserError(
+            f"its post_processor puts {template.separators} separators between two texts; supported with these special "
+            f"tokens are {spec.pair_separators}"
+        )
     check_added_ids(content, spec.all_tokens())
     refuse_contradiction(lowercase, spec.lowercase)
     return spec

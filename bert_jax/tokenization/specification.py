@@ -23,6 +23,7 @@ from bert_jax.storage.files import read_json, write_json
 # Boolean settings of `transformers`' tokenizer_config.json.
 _SWITCHES = (
     *("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "add_prefix_space"),
+    "split_special_tokens",
     "replace_quotes",  # bert_jax's own
 )
 
@@ -77,6 +78,10 @@ class TokenizerSpec(Protocol):
     @property
     def adds_special_tokens(self) -> bool:
         """Whether the model's sequences are [CLS] text [SEP]; False for a published GPT-2, which has text alone."""
+
+    @property
+    def split_special_tokens(self) -> bool:
+        """Whether special tokens written in a task's text are ordinary text, as tokenizer_config.json may ask."""
 
     @property
     def keeps_newlines(self) -> bool:
@@ -185,6 +190,52 @@ def stated_separators(post_processor: Mapping[str, Any] | None) -> int | None:
         if step["type"] in ("BertProcessing", "RobertaProcessing"):
             return 1 if step["type"] == "BertProcessing" else 2
     return None
+
+
+class Template(NamedTuple):
+    """The special tokens that a text gets: none, or cls A sep, with separators between A and B of a pair."""
+
+    adds_special_tokens: bool
+    separators: int = 0
+
+
+def stated_template(content: Mapping[str, Any], settings: Mapping[str, Any], roles: Roles) -> Template | None:
+    """Reads the post_processor of a tokenizer.json; None if the tokenizer's class decides, as in transformers 5.
+
+    Classes of a family build a template of their own; only general classes take the file's.
+
+    Raises:
+        UserError: the template has other tokens than cls and sep, or has them in other places.
+    """
+    kind = str(settings.get("tokenizer_class") or settings.get("model_type") or "").removesuffix("Fast")
+    if kind.removesuffix("Tokenizer") not in ("", "PreTrained", "TokenizersBackend", "modernbert"):
+        return None
+    step = content.get("post_processor") or {}
+    # ByteLevel only trims offsets.
+    steps = [part for part in step.get("processors", [step] if step else []) if part["type"] != "ByteLevel"]
+    if not steps:
+        return Template(False)
+    cls, sep = roles.cls_token, roles.sep_token
+    single, pair = ["?"], ["?"]
+    if len(steps) == 1 and steps[0]["type"] == "TemplateProcessing":
+        single, pair = (
+            [next(iter(part.values()))["id"] if "SpecialToken" in part else "" for part in steps[0][name]]
+            for name in ("single", "pair")
+        )
+    elif len(steps) == 1 and steps[0]["type"] in ("BertProcessing", "RobertaProcessing"):
+        first, last = steps[0]["cls"][0], steps[0]["sep"][0]
+        between = [last] * (1 if steps[0]["type"] == "BertProcessing" else 2)
+        single, pair = [first, "", last], [first, "", *between, "", last]
+    if single == [""] and pair == ["", ""]:
+        return Template(False)
+    between = pair[2:-2]
+    if single == [cls, "", sep] and pair == [cls, "", *between, "", sep] and set(between) == {sep}:
+        return Template(True, len(between))
+    shown = " ".join(token or "TEXT" for token in (pair if single == [cls, "", sep] else single))
+    raise UserError(
+        f"its post_processor makes {shown} of a text; supported are {cls} TEXT {sep}, and the text alone. Save it "
+        "with one of these, or name its class as tokenizer_class in tokenizer_config.json"
+    )
 
 
 def write_settings(

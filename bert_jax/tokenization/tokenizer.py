@@ -7,6 +7,7 @@ bert_jax.tokenization.vocabulary.
 """
 
 import functools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.array_types import Int64, Integer, UInt
+from bert_jax.storage.files import read_json, write_json
 from bert_jax.tokenization import vocabulary
 from bert_jax.tokenization.engine import ChunkCache, Engine, refuse_surrogates
 from bert_jax.tokenization.specification import TokenizerSpec
@@ -28,8 +30,13 @@ class Tokenizer(Vocabulary):
     caches of their own. It is not safe for use by several threads at once.
     """
 
-    def __init__(self, spec: TokenizerSpec) -> None:
+    def __init__(self, spec: TokenizerSpec, matches_special: bool = False) -> None:
+        """With `matches_special`, special tokens written in a text are these tokens, and otherwise ordinary text."""
         super().__init__(spec)
+        self._matches_special = matches_special
+        # The longest first, as the libraries match them.
+        special = sorted((re.escape(self._tokens[index]) for index in self.special_ids), key=len, reverse=True)
+        self._special = re.compile("|".join(special)) if matches_special else None
         self._engine: Engine
         spec_of_kind: Any = spec
         if self.kind == "wordpiece":
@@ -44,23 +51,24 @@ class Tokenizer(Vocabulary):
             self._engine = SentencePieceEngine(spec_of_kind)
         self._cache = ChunkCache(self._engine, self.id_dtype)
 
-    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[TokenizerSpec]]:
-        return Tokenizer, (self.spec,)
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[TokenizerSpec, bool]]:
+        return Tokenizer, (self.spec, self._matches_special)
 
     @functools.cached_property
     def within_text(self) -> "Tokenizer":
         """The tokenizer for the continuation of a text without a space: it puts none before the first word."""
         spec = self.spec.within_text()
-        return self if spec == self.spec else Tokenizer(spec)
+        return self if spec == self.spec else Tokenizer(spec, self._matches_special)
 
     @functools.cached_property
     def of_tasks(self) -> "Tokenizer":
-        """The tokenizer for the texts of tasks and embeddings. It matches special tokens without a role ("[E1]").
+        """The tokenizer for the texts of tasks and embeddings. Special tokens in a text ("[SEP]", "[E1]") are matched.
 
-        A user added them to a vocabulary for such texts, and transformers matches them, too.
+        Users write them, or add them to a vocabulary for such texts. transformers matches them, too, except with
+        split_special_tokens, which only leaves those without a role.
         """
-        spec = self.spec.of_tasks()
-        return self if spec == self.spec else Tokenizer(spec)
+        spec, matches = self.spec.of_tasks(), not self.spec.split_special_tokens
+        return self if (spec, matches) == (self.spec, self._matches_special) else Tokenizer(spec, matches)
 
     def encode(self, text: str) -> UInt[np.ndarray, "n"]:
         """Encodes a text without adding special tokens. "[MASK]" and the like in the text are ordinary text."""
@@ -76,11 +84,22 @@ class Tokenizer(Vocabulary):
         Raises:
             UserError: a lone surrogate.
         """
+        special = [index for index, text in enumerate(texts) if self._special.search(text)] if self._special else []
+        special_ids = [self.encode_special(texts[index]) for index in special]
+        if special:
+            texts = list(texts)
+            for index in special:
+                texts[index] = ""
         try:
             ids, counts = self._cache.encode(texts)
         except UnicodeEncodeError:
             refuse_surrogates(texts)
             raise
+        if special:
+            # The places of these texts, which have no ids yet, before the insertion.
+            places = (np.cumsum(counts) - counts)[special]
+            counts[special] = [len(part) for part in special_ids]
+            ids = np.insert(ids, np.repeat(places, counts[special]), np.concatenate(special_ids))
         return ids, np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
     def as_in_text(self, words: Sequence[str]) -> list[str]:
@@ -114,7 +133,7 @@ class Tokenizer(Vocabulary):
         refuse_surrogates(texts)
         ids, offsets = [np.zeros(0, self.id_dtype)], [np.zeros((0, 2), np.int64)]
         for text in texts:
-            text_ids, spans = self._engine.encode_offsets(text)
+            text_ids, spans = self._engine.encode_offsets(text, special=self._special is not None)
             ids.append(np.array(text_ids, self.id_dtype))
             offsets.append(np.array(spans, np.int64).reshape(-1, 2))
         boundaries = np.cumsum([len(part) for part in ids], dtype=np.int64)
@@ -133,6 +152,9 @@ class Tokenizer(Vocabulary):
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         self.spec.write(directory)
+        if self.spec.split_special_tokens:
+            settings = directory / "tokenizer_config.json"
+            write_json(settings, read_json(settings) | {"split_special_tokens": True})
         (directory / "tokenizer.json").write_text(self._engine.to_json(), encoding="utf-8")
 
 

@@ -3,6 +3,7 @@
 Training needs no more from a tokenizer. bert_jax.tokenization.tokenizer adds encoding and decoding.
 """
 
+import dataclasses
 import functools
 import itertools
 import shutil
@@ -172,7 +173,10 @@ def _read(path: Path, lowercase: bool | None) -> TokenizerSpec:
         file = path / name
     try:
         whole, added = path / "tokenizer.json", path / "added_tokens.json"
-        spec = _read_file(file, read_settings(file.parent), lowercase)
+        settings = read_settings(file.parent)
+        spec: Any = _read_file(file, settings, lowercase)
+        if settings.get("split_special_tokens"):
+            spec = dataclasses.replace(spec, split_special_tokens=True)
         if is_folder and added.exists() and not whole.exists():
             # Tokens with a role and its id add nothing; old versions of transformers also wrote empty files.
             known = dict(zip(spec.all_tokens(), itertools.count(), strict=False))
@@ -183,7 +187,8 @@ def _read(path: Path, lowercase: bool | None) -> TokenizerSpec:
                 )
         if is_folder and file.suffix == ".model" and whole.exists():
             check_added_ids(read_json(whole), spec.all_tokens())
-        return spec
+        result: TokenizerSpec = spec
+        return result
     except UserError as error:
         raise UserError(f"tokenizer {file}: {error}") from None
     except (KeyError, AttributeError, TypeError, ValueError, StopIteration) as error:

@@ -24,6 +24,7 @@ from bert_jax.tokenization.specification import (
     BERT_ROLES,
     HASHED_IF_CHANGED,
     MPNET_ROLES,
+    UNHASHED,
     AddedToken,
     Roles,
     TokenList,
@@ -34,6 +35,7 @@ from bert_jax.tokenization.specification import (
     refuse_contradiction,
     refuse_repeated,
     stated_separators,
+    stated_template,
     tokens_by_id,
     write_settings,
 )
@@ -66,6 +68,8 @@ class WordPieceSpec(TokenList):
     added: tuple[AddedToken, ...] = ()  # __post_init__ adds the roles' tokens
     roles: Roles = field(default=BERT_ROLES, metadata=HASHED_IF_CHANGED)
     pair_separators: int = field(default=1, metadata=HASHED_IF_CHANGED)
+    adds_special_tokens: bool = field(default=True, metadata=UNHASHED)
+    split_special_tokens: bool = field(default=False, metadata=UNHASHED)
 
     def __post_init__(self) -> None:
         refuse_repeated(self.tokens)
@@ -80,7 +84,6 @@ class WordPieceSpec(TokenList):
             )
 
     kind = "wordpiece"
-    adds_special_tokens = True
     keeps_newlines = False
 
     def is_inside(self, token: str) -> bool:
@@ -97,15 +100,17 @@ class WordPieceSpec(TokenList):
 
     def write(self, directory: Path) -> None:
         """Writes vocab.txt, tokenizer_config.json and special_tokens_map.json."""
-        bert, mpnet = self.roles == BERT_ROLES, (self.roles, self.pair_separators) == (MPNET_ROLES, 2)
+        # The classes in transformers that build these sequences; others come from tokenizer.json.
+        classes = {(BERT_ROLES, 1): "BertTokenizer", (MPNET_ROLES, 2): "MPNetTokenizer"}
+        named = classes.get((self.roles, self.pair_separators)) if self.adds_special_tokens else None
         config = {
-            "tokenizer_class": "BertTokenizer" if bert else "MPNetTokenizer" if mpnet else "PreTrainedTokenizerFast",
+            "tokenizer_class": named or "PreTrainedTokenizerFast",
             "do_lower_case": self.lowercase,
             "strip_accents": self.strip_accents,
             "tokenize_chinese_chars": self.split_chinese,
         }
         (directory / "vocab.txt").write_text("".join(token + "\n" for token in self.tokens), encoding="utf-8")
-        write_settings(directory, config, self.roles, self.added, ends=not bert)
+        write_settings(directory, config, self.roles, self.added, ends=self.roles != BERT_ROLES)
 
 
 def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: bool | None) -> WordPieceSpec:
@@ -130,6 +135,7 @@ def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: 
     roles = _roles(tokens, config)
     if model.get("unk_token") != roles.unk_token:
         raise UserError(f"its unknown token is {model.get('unk_token')!r}. Only {roles.unk_token} is supported")
+    template = stated_template(content, config, roles)
     stated = _first(config.get("do_lower_case"), normalizer["lowercase"])
     refuse_contradiction(lowercase, stated)
     spec = WordPieceSpec(
@@ -143,7 +149,8 @@ def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: 
         max_word_length=model["max_input_chars_per_word"],
         added=added_tokens(content),
         roles=roles,
-        pair_separators=_pair_separators(roles, content.get("post_processor")),
+        pair_separators=(template and template.separators) or _pair_separators(roles, content.get("post_processor")),
+        adds_special_tokens=template is None or template.adds_special_tokens,
     )
     check_added_ids(content, spec.all_tokens())
     return spec
@@ -449,6 +456,8 @@ def library_tokenizer(spec: WordPieceSpec) -> tokenizers.Tokenizer:
     library.decoder = decoders.WordPiece(prefix=spec.continuation_prefix)
     add_tokens(library, spec.added)
     cls, sep = ((token, spec.tokens.index(token)) for token in (spec.roles.cls_token, spec.roles.sep_token))
+    if not spec.adds_special_tokens:
+        return library
     if spec.pair_separators == 2:
         library.post_processor = processors.RobertaProcessing(sep, cls, trim_offsets=True, add_prefix_space=False)
     else:

@@ -194,7 +194,7 @@ def test_the_description_of_programs_shows_the_same_sequences(folder, tmp_path, 
 @pytest.mark.parametrize(
     ("processor", "settings", "message"),
     [
-        ("bos", {}, r"post_processor adds other tokens than <\|endoftext\|> before and after a text"),
+        ("bos", {}, r"post_processor makes <\|endoftext\|> TEXT of a text; supported are"),
         ("none", {"add_bos_token": True}, r"add_bos_token, which adds <\|endoftext\|> before a text only"),
     ],
 )
@@ -219,7 +219,9 @@ def test_other_forms_of_the_post_processor_are_read(folder, steps):
     whole = json.loads((path / "tokenizer.json").read_text())
     parts = {
         "ByteLevel": tokenizers.processors.ByteLevel(trim_offsets=False),
-        "END": tokenizers.processors.TemplateProcessing(single=f"{END} $A {END}", special_tokens=[(END, 0)]),
+        "END": tokenizers.processors.TemplateProcessing(
+            single=f"{END} $A {END}", pair=f"{END} $A {END} $B {END}", special_tokens=[(END, 0)]
+        ),
     }
     library = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
     library.post_processor = tokenizers.processors.Sequence([parts[step] for step in steps])
@@ -254,7 +256,7 @@ def test_the_published_vocabulary_of_mpnet_contains_berts_special_tokens(tmp_pat
 
 @pytest.mark.parametrize("kind", ["wordpiece_uncased", "bpe", "bpe_nfc"])
 def test_special_tokens_without_a_role_are_matched_in_texts_of_tasks(tmp_path, kind):
-    """As by the library, which does not know that those with a role are text."""
+    """As by the library, like those with a role."""
     make(kind, ["The old man and the sea.", "He was an old man who fished alone."] * 9, tmp_path)
     tokenizer.load(tmp_path).save(tmp_path / "plain")
     library = tokenizers.Tokenizer.from_file(str(tmp_path / "plain" / "tokenizer.json"))
@@ -262,7 +264,7 @@ def test_special_tokens_without_a_role_are_matched_in_texts_of_tasks(tmp_path, k
     shutil.copytree(tmp_path / "plain", tmp_path / "marked")
     library.save(str(tmp_path / "marked" / "tokenizer.json"))
     words = tokenizer.load(tmp_path / "marked")
-    texts = ["the [E1] old man [/E1] and", "the sea", "[e1] [E1]man,[/E1] he", ""]
+    texts = ["the [E1] old man [/E1] and", "the sea", "[e1] [E1]man,[/E1] he[SEP]</s>it"]
     found = texts_lib.encode([*texts, (texts[0], texts[2])], words, 64, by_word=False)
     assert rows_of(found.rows) == [
         *(library.encode(text).ids for text in texts),
@@ -277,12 +279,12 @@ def test_special_tokens_without_a_role_are_matched_in_texts_of_tasks(tmp_path, k
     options = {"max_length": 64, "max_query_length": 9, "doc_stride": 9}
     assert rows_of(encode_questions(questions, words, **options))[0].count(marked) == 2
     role = words.roles.mask_token
-    assert words.mask_id not in words.of_tasks.encode(f"the {role} [E1]") and marked not in words.encode("[E1]")
+    assert words.mask_id in words.of_tasks.encode(f"the {role} [E1]") and marked not in words.encode("[E1]")
     assert tokenizer.load(tmp_path / "plain").of_tasks.spec == tokenizer.load(tmp_path / "plain").spec
 
 
 def marked_and_library(folder, kind, *, normalized):
-    """A tokenizer of tasks with special tokens without a role, and the library that matches only these."""
+    """A tokenizer of tasks with special tokens without a role, and the library that matches all special tokens."""
     lines = ["The old man and the new sea.", "He was an old man who fished alone.", "unk E1 <unk>"]
     make(kind, lines * 9, folder)
     tokenizer.load(folder).save(folder / "plain")
@@ -291,10 +293,7 @@ def marked_and_library(folder, kind, *, normalized):
     library.add_special_tokens([tokenizers.AddedToken(content, normalized=normalized) for content in contents])
     shutil.copytree(folder / "plain", folder / "marked")
     library.save(str(folder / "marked" / "tokenizer.json"))
-    alone = tokenizers.Tokenizer.from_file(str(folder / "plain" / "tokenizer.json"))
-    alone.add_tokens([tokenizers.AddedToken(content, normalized=normalized) for content in contents])
-    alone.encode_special_tokens = True
-    return tokenizer.load(folder / "marked").of_tasks, alone
+    return tokenizer.load(folder / "marked").of_tasks, library
 
 
 MARKED = [

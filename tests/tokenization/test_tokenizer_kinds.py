@@ -1,5 +1,6 @@
 """Every kind of tokenizer: the library's ids, always, and one tokenizer however it is loaded or saved."""
 
+import itertools
 import json
 import lzma
 import pickle
@@ -19,6 +20,7 @@ from tokenizer_kinds import KINDS, Encode, make, of_library, random_texts, train
 from tokenizers import models, normalizers, pre_tokenizers
 
 from bert_jax.errors import UserError
+from bert_jax.tasks.rows import encode_pairs
 from bert_jax.tokenization import sentencepiece_model, tokenizer
 from bert_jax.tokenization.sentencepiece_engine import SentencePieceEngine
 from bert_jax.tokenization.specification import ALBERT_ROLES, BERT_ROLES, Roles
@@ -582,6 +584,116 @@ def test_byte_pairs_follow_the_settings_where_transformers_does(made, tmp_path):
         assert (again.content_hash, again.pair_separators) == (read.content_hash, separators)
         saved = tokenizers.Tokenizer.from_file(str(saved_as / "tokenizer.json"))
         assert saved.encode("the", "end").tokens.count("</s>") == separators + 1
+
+
+def special_template(single, pair):
+    ids = [("[CLS]", 2), ("[SEP]", 3), ("x", 7)]
+    return tokenizers.processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+
+
+TEMPLATES = {  # with the sequences of a pair that transformers 5.24 makes with a general class
+    "none": (None, "a b"),
+    "bert": (special_template("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]"), "[CLS] a [SEP] b [SEP]"),
+    "two": (special_template("[CLS] $A [SEP]", "[CLS] $A [SEP] [SEP] $B [SEP]"), "[CLS] a [SEP] [SEP] b [SEP]"),
+    "roberta": (tokenizers.processors.RobertaProcessing(("[SEP]", 3), ("[CLS]", 2)), "[CLS] a [SEP] [SEP] b [SEP]"),
+    "prefix": (special_template("[CLS] $A", "[CLS] $A [SEP] $B"), ""),
+    "end": (special_template("$A [SEP]", "$A [SEP] $B [SEP]"), ""),
+    "other": (special_template("[CLS] x $A [SEP]", "[CLS] x $A [SEP] $B [SEP]"), ""),
+    "pair": (special_template("[CLS] $A [SEP]", "$A $B"), ""),
+}
+
+
+@pytest.mark.parametrize("kind", ["BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", None, "modernbert"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_post_processor_decides_which_special_tokens_a_text_gets(tmp_path, name, kind):
+    """Classes of a family build their own template in transformers 5; general ones take that of tokenizer.json."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "x"]
+    library = tokenizers.Tokenizer(tokenizers.models.WordPiece({t: i for i, t in enumerate(tokens)}, unk_token="[UNK]"))
+    library.normalizer = tokenizers.normalizers.BertNormalizer()
+    library.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    processor, wanted = TEMPLATES[name]
+    if processor:
+        library.post_processor = processor
+    library.save(str(tmp_path / "tokenizer.json"))
+    field = "model_type" if kind == "modernbert" else "tokenizer_class"
+    (tmp_path / "config.json").write_text(json.dumps({field: kind}))
+    if str(kind).startswith("Bert"):
+        wanted = "[CLS] a [SEP] b [SEP]"
+    if not wanted:
+        with pytest.raises(UserError, match=r"its post_processor makes .*tokenizer_class"):
+            tokenizer.load(tmp_path)
+        return
+    ours = tokenizer.load(tmp_path)
+    rows, _ = encode_pairs(["a"], ["b"], ours, 16)
+    assert " ".join(ours.tokens(rows.input_ids)) == wanted
+    ours.save(tmp_path / "saved")
+    saved = tokenizers.Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json"))
+    assert " ".join(saved.encode("a", "b").tokens) == wanted
+    again = tokenizer.load(tmp_path / "saved")
+    assert (again.begin, again.between, again.end) == (ours.begin, ours.between, ours.end)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "sentencepiece_bpe", "unigram", "wordpiece_cased"])
+def test_the_json_has_the_form_of_earlier_libraries(made, kind, tmp_path):
+    """tokenizers 0.19 reads merges as text only; that version gave the ids of this one for every kind."""
+    made(kind).ours.save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    assert all(merge.count(" ") == 1 for merge in content["model"].get("merges", ()))
+    assert ("merges" in content["model"]) == kind.endswith("bpe")
+
+
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "PreTrainedTokenizerFast", None])
+def test_gpt2_with_other_special_tokens_in_its_vocabulary_adds_none(tmp_path, kind):
+    tokens = ["<|endoftext|>", "<s>", *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    named = dict.fromkeys(("bos_token", "eos_token", "unk_token"), tokens[0])
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named | {"tokenizer_class": kind}))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    for whole in (False, True):
+        if whole:
+            library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+            library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+            library.save(str(tmp_path / "tokenizer.json"))
+        ours = tokenizer.load(tmp_path)
+        assert not ours.adds_special_tokens and set(ours.roles) == {"<|endoftext|>"}
+
+
+SPECIAL_TEXTS = (
+    *("tea [SEP] leaves", "title[SEP]abstract", "[CLS]x[MASK] y [PAD]", "a <s> b</s>c <mask> d", "  [SEP] ", "<mask>"),
+    *("the  <mask>  cat</s>", "[sep] [SEP][SEP]", "plain text", "été [MASK] ü", "x<pad>y <unk> [UNK]", ""),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_in_the_texts_of_tasks_are_these_tokens(made, kind, tmp_path):
+    """As in transformers 5.24, whose ids for these texts were compared for every kind."""
+    ours = made(kind).ours
+    tasks = ours.of_tasks
+    wanted = [ours.encode_special(text).tolist() for text in SPECIAL_TEXTS]
+    ids, offsets = tasks.encode_many(SPECIAL_TEXTS)
+    assert [ids[a:b].tolist() for a, b in itertools.pairwise(offsets)] == wanted
+    assert tasks.encode_offsets_many(SPECIAL_TEXTS)[0].tolist() == ids.tolist()
+    for text in ("a [SEP]b", "a </s>b"):
+        token = text[2:-1]
+        if ours.id_of(token) in ours.special_ids:
+            ids, places = tasks.encode_offsets(text)
+            first, last = places[ids.tolist().index(ours.id_of(token))]
+            assert text[first:last] == token and last == len(text) - 1
+            assert ours.encode(text).tolist() != tasks.encode(text).tolist()
+    assert pickle.loads(pickle.dumps(tasks)).encode_many(SPECIAL_TEXTS)[0].tolist() == [
+        index for row in wanted for index in row
+    ]
+    # A tokenizer that says so reads them as ordinary text.
+    ours.save(tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"split_special_tokens": True}))
+    split = tokenizer.load(tmp_path)
+    split.save(tmp_path / "again")
+    for read in (split, tokenizer.load(tmp_path / "again")):
+        assert read.content_hash == ours.content_hash
+        assert read.of_tasks.encode_many(SPECIAL_TEXTS)[0].tolist() == ours.encode_many(SPECIAL_TEXTS)[0].tolist()
 
 
 def test_the_class_of_a_vocabulary_is_also_that_of_config_json(made, tmp_path):
