@@ -34,7 +34,7 @@ def get_config(size: str = "base") -> ml_collections.ConfigDict:
             model=ModelOptions(preset=f"albert_{size}"),
             optimizer=Lamb(
                 learning_rate=0.00176,
-                schedule=LinearSchedule(warmup_steps=3_125),
+                schedule=LinearSchedule(warmup_steps=3_125, from_start=True),
                 weight_decay=0.01,
                 bias_correction=False,
             ),

@@ -30,7 +30,9 @@ RECIPES = {
     "adamw": PretrainConfig(
         model=ModelOptions(preset="large"),
         # As in google-research/bert, optimization.py: Adam without bias correction.
-        optimizer=AdamW(learning_rate=1e-4, schedule=LinearSchedule(warmup_steps=10_000), bias_correction=False),
+        optimizer=AdamW(
+            learning_rate=1e-4, schedule=LinearSchedule(warmup_steps=10_000, from_start=True), bias_correction=False
+        ),
         batch_size=256,
         steps=1_000_000,
     ),

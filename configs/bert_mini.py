@@ -17,7 +17,7 @@ def get_config() -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset="mini"),
-            optimizer=AdamW(learning_rate=5e-4, schedule=LinearSchedule(warmup_steps=1_000)),
+            optimizer=AdamW(learning_rate=5e-4, schedule=LinearSchedule(warmup_steps=1_000, from_start=True)),
             batch_size=128,
             steps=100_000,
         )

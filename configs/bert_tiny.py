@@ -17,7 +17,7 @@ def get_config() -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset="tiny"),
-            optimizer=AdamW(learning_rate=1e-3, schedule=LinearSchedule(warmup_steps=200)),
+            optimizer=AdamW(learning_rate=1e-3, schedule=LinearSchedule(warmup_steps=200, from_start=True)),
             batch_size=64,
             steps=10_000,
             log_every=50,

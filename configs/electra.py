@@ -56,7 +56,9 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
             data=PretrainDataConfig(mask_rate=chosen.mask_rate),
             # As in google-research/electra, model/optimization.py: Adam without bias correction.
             optimizer=AdamW(
-                learning_rate=chosen.rate, schedule=LinearSchedule(warmup_steps=10_000), bias_correction=False
+                learning_rate=chosen.rate,
+                schedule=LinearSchedule(warmup_steps=10_000, from_start=True),
+                bias_correction=False,
             ),
             objective=ReplacedTokens(generator_size=chosen.generator),
             batch_size=chosen.batch,

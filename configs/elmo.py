@@ -49,7 +49,7 @@ def get_config(model: str = "original") -> ml_collections.ConfigDict:
             ),
             optimizer=AdamW(
                 learning_rate=1e-3,
-                schedule=LinearSchedule(warmup_steps=1000),
+                schedule=LinearSchedule(warmup_steps=1000, from_start=True),
                 weight_decay=0.0,
                 epsilon=1e-8,
                 clip_norm=10.0,

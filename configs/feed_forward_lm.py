@@ -23,7 +23,9 @@ def get_config() -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset="feed_forward_lm", dropout=0.0, initializer_range=0.1),
-            optimizer=AdamW(learning_rate=1e-3, schedule=LinearSchedule(warmup_steps=100), epsilon=1e-8),
+            optimizer=AdamW(
+                learning_rate=1e-3, schedule=LinearSchedule(warmup_steps=100, from_start=True), epsilon=1e-8
+            ),
             batch_size=32,
             steps=100_000,
         )

@@ -23,7 +23,12 @@ from bert_jax.errors import UserError
 MODELS = {
     "gpt": PretrainConfig(
         model=ModelOptions(preset="gpt"),
-        optimizer=AdamW(learning_rate=2.5e-4, schedule=CosineSchedule(warmup_steps=2_000), epsilon=1e-8, clip_norm=1.0),
+        optimizer=AdamW(
+            learning_rate=2.5e-4,
+            schedule=CosineSchedule(warmup_steps=2_000, from_start=True),
+            epsilon=1e-8,
+            clip_norm=1.0,
+        ),
         batch_size=64,
         steps=1_000_000,
     ),

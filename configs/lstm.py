@@ -66,7 +66,7 @@ def get_config(model: str = "medium") -> ml_collections.ConfigDict:
             model=options,
             optimizer=AdamW(
                 learning_rate=1e-3,
-                schedule=LinearSchedule(warmup_steps=100),
+                schedule=LinearSchedule(warmup_steps=100, from_start=True),
                 weight_decay=0.0,
                 epsilon=1e-8,
                 clip_norm=chosen.clip_norm,

@@ -27,7 +27,7 @@ def get_config(kind: str = "shaw") -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=f"{kind}_base"),
-            optimizer=AdamW(learning_rate=1e-4, schedule=LinearSchedule(warmup_steps=10_000)),
+            optimizer=AdamW(learning_rate=1e-4, schedule=LinearSchedule(warmup_steps=10_000, from_start=True)),
             batch_size=256,
             steps=1_000_000,
         )

@@ -33,7 +33,10 @@ def get_config(size: str = "large") -> ml_collections.ConfigDict:
         PretrainConfig(
             model=ModelOptions(preset=f"spanbert_{size}"),
             optimizer=AdamW(
-                learning_rate=rate, schedule=LinearSchedule(warmup_steps=10_000), epsilon=1e-8, decays={".*": 0.1}
+                learning_rate=rate,
+                schedule=LinearSchedule(warmup_steps=10_000, from_start=True),
+                epsilon=1e-8,
+                decays={".*": 0.1},
             ),
             objective=MaskedLM(span_boundary=True),
             batch_size=batch,

@@ -153,7 +153,10 @@ def test_what_is_sampled_depends_on_seed_and_step_but_not_on_microbatches(tiny_c
     # At a rate of 0.1 and 142 tokens the count is outside of 2 to 34 once in 10,000 keys; the key is fixed.
     assert 2 <= dropped.sum() <= 34
 
-    params, chain = objective.init(config, jax.random.key(0)), AdamW(schedule=LinearSchedule(warmup_steps=1))
+    params, chain = (
+        objective.init(config, jax.random.key(0)),
+        AdamW(schedule=LinearSchedule(warmup_steps=1, from_start=True)),
+    )
     found = []
     for parts in (1, 2):
         plan = step_lib.Plan(config, Runtime(), objective, chain, optim.build(chain, params), parts)
@@ -183,7 +186,7 @@ def test_an_optimizer_is_a_name_of_the_configuration(shards_dir: Path, tmp_path:
 def two_encoder_plan(config, **options) -> tuple[step_lib.Plan, dict]:
     objective = ReplacedTokenObjective()
     params = objective.init(config, jax.random.key(0))
-    optimizer_config = Lamb(schedule=LinearSchedule(warmup_steps=1), **options)
+    optimizer_config = Lamb(schedule=LinearSchedule(warmup_steps=1, from_start=True), **options)
     plan = step_lib.Plan(config, Runtime(), objective, optimizer_config, optim.build(optimizer_config, params))
     return plan, params
 

@@ -179,7 +179,7 @@ class ScheduleConfig(Kinds):
     )
     warmup_share: float = option(
         0.0,
-        "share of the run, instead of warmup_steps; the schedule covers the rest",
+        "share of the run, instead of warmup_steps",
         valid=Valid(lambda share: 0 <= share < 1, "0 or a share below 1, such as 0.06"),
     )
     warmup_tokens: float = option(
@@ -205,12 +205,21 @@ class DecayingSchedule(ScheduleConfig):
 
 
 @dataclass(frozen=True)
-class LinearSchedule(DecayingSchedule, kind="linear"):
+class FallingSchedule(DecayingSchedule):
+    from_start: bool = option(
+        False,
+        "fall from the first step of the run, as google-research/bert; False: from the end of the warmup, as "
+        "transformers",
+    )
+
+
+@dataclass(frozen=True)
+class LinearSchedule(FallingSchedule, kind="linear"):
     """Falls linearly."""
 
 
 @dataclass(frozen=True)
-class CosineSchedule(DecayingSchedule, kind="cosine"):
+class CosineSchedule(FallingSchedule, kind="cosine"):
     """Falls as half a cosine (Loshchilov and Hutter 2017)."""
 
 

@@ -208,7 +208,8 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""], fraction: Float
     """Returns a step's learning rate: the peak times a warmup ramp or a decaying schedule, whichever is smaller.
 
     Because a schedule depends on the fraction, runs limited by minutes, tokens and steps share the same code. It ends
-    at schedule.final_share of the peak, config.learning_rate.
+    at schedule.final_share of the peak, config.learning_rate. It covers the run after the warmup, or with
+    schedule.from_start the whole run.
 
     Args:
         step: the number of completed steps.
@@ -227,16 +228,25 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""], fraction: Float
                     depend on the length of the run. It decays towards final_share.
     """
     schedule = config.schedule
+    warmup, from_start = schedule.warmup_steps, getattr(schedule, "from_start", True)
+    # The completed fraction at which the schedule starts.
+    start: Float[Array, ""] | float = 0.0
     if schedule.warmup_share > 0:
-        # The schedule runs over the rest of the run, as in fairseq (polynomial_decay) and transformers
-        # (get_linear_schedule_with_warmup).
         ramp = fraction / schedule.warmup_share
-        done = jnp.clip((fraction - schedule.warmup_share) / (1.0 - schedule.warmup_share), 0.0, 1.0)
-    else:
+        start = 0.0 if getattr(schedule, "from_start", False) else schedule.warmup_share
+    elif from_start:
         # The schedule starts with the run, as in google-research/bert, optimization.py. That file replaces the schedule
         # by the ramp during warmup, and its first step has rate 0. Here the ramp is one step ahead, and the minimum
         # below avoids a jump at its end.
-        ramp, done = (step + 1) / max(schedule.warmup_steps, 1), fraction
+        ramp = (step + 1) / max(warmup, 1)
+    else:
+        # The schedule runs over the rest of the run, as in transformers (get_linear_schedule_with_warmup), whose first
+        # step has rate 0, too. The fraction at the end of the warmup follows from the present one: in a run of n steps
+        # it is (s / n) (w / s); in one that is limited by minutes or tokens, steps count as equal.
+        ramp = step / warmup if warmup > 0 else jnp.ones_like(fraction)
+        start = fraction * warmup / jnp.maximum(step, max(warmup, 1))
+    # The rest of a run that ends within its warmup is empty.
+    done = jnp.clip((fraction - start) / jnp.maximum(1.0 - start, 1e-30), 0.0, 1.0)
     if isinstance(schedule, InverseSqrtSchedule):
         done = jnp.maximum(ramp, 1.0)
     elif isinstance(schedule, WSDSchedule):

@@ -26,7 +26,7 @@ from bert_jax.train.objectives import (
     ReplacedTokensObjective,
 )
 
-CONFIG = AdamW(learning_rate=0.01, schedule=LinearSchedule(warmup_steps=1))
+CONFIG = AdamW(learning_rate=0.01, schedule=LinearSchedule(warmup_steps=1, from_start=True))
 ROWS, LENGTH, PREDICTIONS = 16, 24, 4
 ONE = (1, 1, 1)
 # Sizes that every mesh divides; dropout on, whose masks have to be those of one device.
@@ -110,7 +110,9 @@ def plan_of(
         objective = DiffusionObjective(special_ids=(0, 1, 2, 3, 4), mask_id=4)
     if family == "causal phase":
         objective = PhasedObjective(StepSchedule((0, 9), ("causal", "mlm")))
-    config = optimizer(learning_rate=0.01, schedule=LinearSchedule(warmup_steps=1), ema_decay=ema_decay)
+    config = optimizer(
+        learning_rate=0.01, schedule=LinearSchedule(warmup_steps=1, from_start=True), ema_decay=ema_decay
+    )
     runtime = Runtime(layer_loop=loop, placement=sharding.OnMesh())
     chain = optim.build(config, bert.abstract_params(model, objective.heads))
     return step_lib.Plan(model, runtime, objective, config, chain, microbatches, mesh_config=mesh_config)

@@ -149,7 +149,7 @@ def test_held_out_rows_are_measured_without_the_teacher():
 
 
 def plan_of(objective: Any, model: ModelConfig = STUDENT, **changes: Any) -> step_lib.Plan:
-    config = AdamW(learning_rate=0.01, schedule=LinearSchedule(warmup_steps=1))
+    config = AdamW(learning_rate=0.01, schedule=LinearSchedule(warmup_steps=1, from_start=True))
     abstract = bert.abstract_params(model, objective.heads)
     trained = Trained.everything(abstract)
     chain = optim.build(config, abstract, trained)

@@ -43,7 +43,7 @@ CONFIG = TrainConfig(
     steps=6,
     batch_size=8,
     log_every=2,
-    optimizer=AdamW(learning_rate=1e-3, schedule=LinearSchedule(warmup_steps=2)),
+    optimizer=AdamW(learning_rate=1e-3, schedule=LinearSchedule(warmup_steps=2, from_start=True)),
     checkpoint=CheckpointConfig(every_steps=2, keep=3),
 )
 AVERAGED = dataclasses.replace(CONFIG, optimizer=dataclasses.replace(CONFIG.optimizer, ema_decay=0.9))
@@ -125,7 +125,7 @@ def test_a_killed_run_resumes_exactly(run):
 
 @pytest.mark.slow
 def test_muon_s_moments_are_restored_and_a_resumed_run_may_add_an_average(run):
-    config = dataclasses.replace(CONFIG, optimizer=Muon(1e-3, LinearSchedule(warmup_steps=2)))
+    config = dataclasses.replace(CONFIG, optimizer=Muon(1e-3, LinearSchedule(warmup_steps=2, from_start=True)))
     loop.fit(run("whole", config))
     killed = run("killed", config)
     with pytest.raises(Killed):
@@ -323,7 +323,7 @@ def test_a_failed_evaluation_loses_nothing(run):
 
 @pytest.mark.slow
 def test_parameters_that_are_not_finite_are_never_saved(run):
-    optimizer = AdamW(learning_rate=1e20, schedule=LinearSchedule(warmup_steps=1), clip_norm=0.0)
+    optimizer = AdamW(learning_rate=1e20, schedule=LinearSchedule(warmup_steps=1, from_start=True), clip_norm=0.0)
     bad = dataclasses.replace(CONFIG, steps=40, log_every=40, optimizer=optimizer)
     with pytest.raises(UserError, match="the loss is"):
         loop.fit(run("bad", bad))

@@ -11,6 +11,7 @@ import pytest
 from bert_jax.config import (
     AdamW,
     ConstantSchedule,
+    CosineSchedule,
     InverseSqrtSchedule,
     LinearSchedule,
     Muon,
@@ -24,7 +25,11 @@ from bert_jax.train import optim, rules
 from bert_jax.train.rules import Trained
 
 CONFIG = AdamW(
-    learning_rate=0.01, schedule=LinearSchedule(warmup_steps=4), weight_decay=0.1, clip_norm=1.0, epsilon=1e-6
+    learning_rate=0.01,
+    schedule=LinearSchedule(warmup_steps=4, from_start=True),
+    weight_decay=0.1,
+    clip_norm=1.0,
+    epsilon=1e-6,
 )
 
 
@@ -50,9 +55,41 @@ def test_a_run_that_ends_within_its_warmup_is_told_which_keys_to_set():
     assert not optim.warmup_warning(AdamW(schedule=LinearSchedule(warmup_steps=0, warmup_share=0.06)), 5)
 
 
-def test_rate_has_no_jump():
-    rates = rates_of(AdamW(schedule=LinearSchedule(warmup_steps=200)), 2000)
+@pytest.mark.parametrize("from_start", [False, True])
+def test_rate_has_no_jump(from_start):
+    rates = rates_of(AdamW(schedule=LinearSchedule(warmup_steps=200, from_start=from_start)), 2000)
     assert np.abs(np.diff(rates)).max() <= 1e-4 / 200 * 1.001
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 7), (1, 7), (10, 94), (3, 4), (1000, 10_000), (20, 20), (30, 20)])
+def test_rates_are_those_of_transformers(warmup, steps):
+    """Checks get_linear_schedule_with_warmup and get_cosine_schedule_with_warmup (transformers 5, optimization.py)."""
+    for kind in (LinearSchedule, CosineSchedule):
+        wanted = []
+        for step in range(steps):
+            left = (steps - step) / max(1, steps - warmup)
+            if step < warmup:
+                wanted.append(step / max(1, warmup))
+            elif kind is LinearSchedule:
+                wanted.append(max(0.0, left))
+            else:
+                wanted.append(max(0.0, 0.5 * (1 + np.cos(np.pi * (1 - left)))))
+        rates = rates_of(AdamW(learning_rate=1.0, schedule=kind(warmup_steps=warmup)), steps)[:-1]
+        np.testing.assert_allclose(rates, wanted, rtol=1e-5, atol=1e-6)
+        # The same warmup as a share of the run.
+        if 0 < warmup < steps:
+            shared = AdamW(learning_rate=1.0, schedule=kind(warmup_steps=0, warmup_share=warmup / steps))
+            np.testing.assert_allclose(rates_of(shared, steps)[:-1], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_warmup_in_steps_ends_at_the_peak_in_a_run_limited_by_time():
+    # Steps take longer and longer, so that the completed fraction of the run is no multiple of the step.
+    steps = np.arange(101)
+    fractions = jnp.float32((steps / 100) ** 2)
+    config = AdamW(learning_rate=1.0, schedule=LinearSchedule(warmup_steps=20))
+    rates = np.asarray(jax.vmap(lambda *at: optim.learning_rate(config, *at))(jnp.int32(steps), fractions))
+    np.testing.assert_allclose(rates[:21], steps[:21] / 20, rtol=1e-6)
+    assert (np.diff(rates[20:]) < 0).all() and rates[100] == 0
 
 
 def test_adamw_updates_match_the_paper():
