@@ -85,6 +85,7 @@ def report(workdir: str | PurePath, examples: int | None = None) -> Location:
             Section("Curves", [Charts(runs.charts(run.lines, references, run.loss_unit))], runs.NOTE),
             runs.source_section(run.lines),
             *predictions,
+            runs.start_section(run),
             Section("Configuration", [Settings(run.settings())]),
         ],
     )

@@ -151,6 +151,7 @@ def finetune(
     tokenizer: Tokenizer | None = None,
     *,
     verbose: bool = False,
+    recipe: str = "",
 ) -> dict[str, Any]:
     """Trains once for every seed, and for every setting of a sweep, and returns result.json.
 
@@ -162,6 +163,7 @@ def finetune(
     Args:
         tokenizer: Required if init_from is empty, which trains config.model from scratch.
         verbose: Whether runs print their parameters.
+        recipe: The recipe that the configuration changes, for run.json.
 
     Returns:
         task: The name of the task.
@@ -183,7 +185,7 @@ def finetune(
         config = config_lib.load(FinetuneConfig, config)
     workdir = location(workdir)
     if not config.sweep:
-        tuned = _finetune(config, workdir, tokenizer, verbose)
+        tuned = _finetune(config, workdir, tokenizer, verbose, recipe)
         _submit(config, workdir, tuned.splits)
         return tuned.result
     settings = settings_of(config)
@@ -193,7 +195,7 @@ def finetune(
     by_folder: dict[Location, dict[str, Split]] = {}
 
     def run(setting: FinetuneConfig, folder: Location) -> tuple[dict[str, Any], str, str]:
-        tuned = _finetune(setting, folder, tokenizer, verbose, kept)
+        tuned = _finetune(setting, folder, tokenizer, verbose, recipe, kept)
         # Splits take memory, and only a submission needs them.
         if config.task.submission:
             by_folder[folder] = tuned.splits
@@ -220,9 +222,11 @@ def _finetune(
     tokenizer: Tokenizer | None,
     verbose: bool,
     kept: Kept | None = None,
+    recipe: str,
 ) -> _Tuned:
     start, data, runs = prepare(config, workdir, tokenizer, kept=kept)
-    runs = {trial: dataclasses.replace(run, verbose=verbose) for trial, run in runs.items()}
+    changes: dict[str, Any] = {"verbose": verbose, "recipe": recipe, "requested": config}
+    runs = {trial: dataclasses.replace(run, **changes) for trial, run in runs.items()}
     # Held against other commands until the result is written.
     with held_workdir(workdir) as check_held:
         by_trial, steps, stop = trials.train(data.task, data.rows, runs)

@@ -28,6 +28,7 @@ from bert_jax.train.evaluation import PREFIX, lower_is_better
 from bert_jax.train.metrics import copy_metrics
 from bert_jax.train.orbax_io import AVERAGE
 from bert_jax.train.run import Result, Run
+from bert_jax.train.run_record import copy_starts
 from bert_jax.train.workdir import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -227,6 +228,7 @@ def keep_best(workdir: Location, trial: Trial, averaged: bool) -> None:
         copy_folder(chosen / "tokenizer", workdir / "tokenizer")
         copy_metrics(chosen, workdir)
         write_config(workdir, read_config(chosen))
+        copy_starts(chosen, workdir)
         write_json(note, content)
     # The other processes may open the workdir from here on.
     distributed.broadcast_from_primary("kept")
