@@ -240,7 +240,7 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, str]:
     """The scores in result.json by name: numbers, or means ± standard deviations over seeds."""
     scores: dict[str, str] = {}
     for name, value in metrics.items():
-        if name in (*_EFFORT, "steps", "counts", "start", "best"):
+        if name in (*_EFFORT, "steps", "counts", "start", "best", "baseline"):
             continue
         if not isinstance(value, Mapping):
             if isinstance(value, int | float) and not isinstance(value, bool):

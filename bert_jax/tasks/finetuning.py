@@ -17,7 +17,7 @@ from bert_jax.config import FinetuneConfig
 from bert_jax.errors import Stopped, UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.storage.location import Location, location, write_json
-from bert_jax.tasks import leaderboards, trials
+from bert_jax.tasks import leaderboards, measurement, trials
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.rows import Split
 from bert_jax.tasks.runs import Kept, prepare
@@ -174,6 +174,7 @@ def finetune(
             std is the sample standard deviation, None for one seed.
         steps: By seed, the step of the parameters that are kept.
         counts: By split.
+        baseline: {name, metrics}: what the majority class, or the mean of numbers, would score; None for other kinds.
         best: The best run, if there are several.
         sweep: The figures of all settings, if there are several.
 
@@ -221,8 +222,8 @@ def _finetune(
     workdir: Location,
     tokenizer: Tokenizer | None,
     verbose: bool,
-    kept: Kept | None = None,
     recipe: str,
+    kept: Kept | None = None,
 ) -> _Tuned:
     start, data, runs = prepare(config, workdir, tokenizer, kept=kept)
     changes: dict[str, Any] = {"verbose": verbose, "recipe": recipe, "requested": config}
@@ -230,7 +231,8 @@ def _finetune(
     # Held against other commands until the result is written.
     with held_workdir(workdir) as check_held:
         by_trial, steps, stop = trials.train(data.task, data.rows, runs)
-        chosen_by, origin = trials.chosen_by(config, data.task), {"start": start.summary()}
+        chosen_by = trials.chosen_by(config, data.task)
+        origin = {"start": start.summary(), "baseline": measurement.baseline(data.task, data.rows)}
         result = trials.result(data.task.name, chosen_by, by_trial, steps, data.counts) | origin
         best = trials.best(by_trial, chosen_by)
         # Another process may have taken the workdir in the meantime.
