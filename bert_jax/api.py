@@ -101,7 +101,7 @@ class Model:
                 raise UserError(f"params: {path} has shape {value.shape}, but in this model {before[path].shape}")
         # Facts about the file that the model came from are not true of these parameters.
         unknown: dict[str, Any] = {"step": 0, "dtype": "float32", "origin": "", "average": ""}
-        unknown |= {"training": {}, "metrics": {}}
+        unknown |= {"training": {}, "metrics": {}, "starts": ()}
         return Model(dataclasses.replace(self.loaded, params=flat, **unknown))
 
     @naming_arguments()
@@ -298,7 +298,7 @@ def finetune(
             name: data_file(data, kept / f"{name}.jsonl", config.task) for name, data in tables.items()
         }
         config = dataclasses.replace(config, task=dataclasses.replace(config.task, **files))
-        result = run_finetuning(config, folder)
+        result = run_finetuning(config, folder, recipe="own")
         # The temporary folder is about to be removed, so no path of it is kept.
         loaded = load(workdir).loaded if workdir else dataclasses.replace(open_checkpoint(folder), origin="")
         return Model(loaded, result)
@@ -329,11 +329,12 @@ def pretrain(
     """
     enable_compilation_cache()
     keys = {"data.train": str(data)} if data else {}
+    recipe = str(config) if isinstance(config, str | Path) else ""
     if isinstance(config, str | Path):
-        config = config_lib.from_values(PretrainConfig, str(config), keys, overrides or {})
+        config = config_lib.from_values(PretrainConfig, recipe, keys, overrides or {})
     elif keys or overrides:
         raise UserError("data and overrides change a recipe; set them in the configuration that you pass")
-    return run_pretraining(config, workdir, hooks=hooks)
+    return run_pretraining(config, workdir, hooks=hooks, recipe=recipe)
 
 
 @naming_arguments()

@@ -45,12 +45,14 @@ def pretrain(
     *,
     verbose: bool = False,
     hooks: Sequence[Hook] = (),
+    recipe: str = "",
 ) -> dict[str, Any]:
     """Trains a model into a workdir and returns the content of result.json.
 
     Args:
         verbose: Whether to print the parameters.
         hooks: Called between steps (train/hooks.py).
+        recipe: The recipe that the configuration changes, for run.json.
 
     Returns:
         step, seconds, tokens, eval_loss, eval_mlm_loss, eval_mlm_accuracy and eval_nsp_accuracy, which are None for a
@@ -65,7 +67,7 @@ def pretrain(
         config = config_lib.load(PretrainConfig, config)
     run, train = make_run(config, location(workdir))
     with held_workdir(run.workdir), contextlib.closing(train):
-        return _write_result(run.workdir, loop.fit(dataclasses.replace(run, verbose=verbose), hooks))
+        return _write_result(run.workdir, loop.fit(dataclasses.replace(run, verbose=verbose, recipe=recipe), hooks))
 
 
 def make_run(config: PretrainConfig, workdir: Location) -> tuple[Run, PhasedLoader]:

@@ -15,6 +15,8 @@ A file that ends in .conllu, .conll, .iob, .iob2 or .bio (or any file with --con
 words. CoNLL-U uses FORM and UPOS unless task.text and task.label name other fields (--config.task.label=XPOS); CoNLL
 columns use the first and the last unless these keys give numbers. Tags such as B-PER and I-PER are evaluated by entity.
 
+Without --dev, a tenth of the rows (task.dev_share) is held out of the training file by a hash of the text.
+
 SQuAD's JSON (.json), and tables of question, context and answers with --config.task=question, contain questions
 whose answer is a part of a text; the recipe squad describes the options.
 

@@ -327,7 +327,7 @@ def test_the_origin_of_a_model_is_neither_a_folder_of_that_name_elsewhere_nor_a_
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_only_a_run_that_is_kept_is_the_origin_of_its_model(model, tmp_path, monkeypatch, kept):
-    def run(config: FinetuneConfig, workdir: Path) -> dict[str, Any]:
+    def run(config: FinetuneConfig, workdir: Path, **options: object) -> dict[str, Any]:
         assert json.loads(Path(config.task.train).read_text().splitlines()[0]) == ROWS[0]
         export.write(model.loaded, workdir)
         return {"start": config.init_from}
@@ -528,7 +528,7 @@ def test_a_model_of_the_hub_is_named_by_its_address_where_a_run_begins(model, fo
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(folder))
     starts = []
 
-    def run(config: FinetuneConfig, workdir: Path) -> dict[str, Any]:
+    def run(config: FinetuneConfig, workdir: Path, **options: object) -> dict[str, Any]:
         starts.append(config.init_from)
         export.write(model.loaded, workdir)
         return {}
@@ -575,7 +575,7 @@ def configured(model, monkeypatch) -> Callable[..., FinetuneConfig]:
     """Returns a function that begins to fine-tune on ROWS, and returns the configuration of the run."""
     found: list[FinetuneConfig] = []
 
-    def run(config: FinetuneConfig, workdir: Path) -> dict[str, Any]:
+    def run(config: FinetuneConfig, workdir: Path, **options: object) -> dict[str, Any]:
         found.append(config)
         export.write(model.loaded, workdir)
         return {}
@@ -596,7 +596,7 @@ def test_a_group_of_overrides_leaves_its_other_keys_as_the_recipe_has_them(confi
         assert (found.task.text, found.task.max_length) == ("review", 16) and found.optimizer == nested.optimizer
         assert (found.optimizer.schedule.warmup_steps, found.optimizer.learning_rate) == (-1, 1e-3)
     started: list[Any] = []
-    monkeypatch.setattr(api, "run_pretraining", lambda config, workdir, hooks: started.append(config) or {})
+    monkeypatch.setattr(api, "run_pretraining", lambda config, workdir, **options: started.append(config) or {})
     bert_jax.pretrain("bert_tiny", tmp_path, data="shards", overrides={"model": {"dropout": 0.0}})
     [tiny] = started
     assert (tiny.model.preset, tiny.model.dropout, tiny.data.train) == ("tiny", 0.0, "shards")
@@ -620,7 +620,7 @@ def test_overrides_are_values_of_python(configured, tmp_path, monkeypatch):
     assert configured(text="review", label=["good", "long"], kind="multilabel").task.label == ("good", "long")
     assert configured(kind="question").task.text == ""
     started: list[Any] = []
-    monkeypatch.setattr(api, "run_pretraining", lambda config, workdir, hooks: started.append(config) or {})
+    monkeypatch.setattr(api, "run_pretraining", lambda config, workdir, **options: started.append(config) or {})
     mixture = {"wiki": ("shards/wiki", 0.7), "books": ("shards/books", 0.3)}
     given = mixture | {"wiki": (Path("shards/wiki"), 0.7)}
     bert_jax.pretrain("bert_tiny", tmp_path, overrides={"data.mixture": given, "batch_schedule": {0: 256, 100: 512}})

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
     options, config = read_arguments("finetune", DESCRIPTION, FinetuneOptions, FinetuneConfig, arguments)
     with distributed.processes(options):
         write_on_every_host()
-        result = finetune(config, options.workdir, verbose=options.verbose)
+        result = finetune(config, options.workdir, verbose=options.verbose, recipe=options.config)
         if distributed.is_primary():
             console = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
             if "sweep" in result:

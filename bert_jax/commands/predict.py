@@ -1,6 +1,8 @@
-"""Predicts labels, scores, tags, entities or answers for a file, and writes them as JSON lines or for a leaderboard."""
+"""Predicts labels, scores, tags, entities or answers for a file; writes JSON lines, CSV or a leaderboard's files."""
 
 import contextlib
+import csv
+import io
 import json
 import math
 import os
@@ -13,7 +15,7 @@ from typing import IO, Any
 from bert_jax.config.options import check, option, parse
 from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import CheckpointOptions, open_checkpoint
-from bert_jax.storage.files import atomic_file
+from bert_jax.storage.files import atomic_file, format_of_ending
 from bert_jax.tasks import leaderboards
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.kinds.question import QuestionTask
@@ -25,6 +27,7 @@ from bert_jax.train.compilation import enable_compilation_cache
 BENCHMARKS = {"glue": ".tsv", "superglue": ".jsonl"}  # the ending of the files that each leaderboard accepts
 SQUAD = "squad"
 FORMATS = ("lines", *BENCHMARKS, SQUAD)
+ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", "": "jsonl"}  # of --output
 DIGITS = 7  # significant digits of a float32
 
 DESCRIPTION = """Runs a fine-tuned checkpoint on texts and writes one JSON object per line, in the order of the inputs.
@@ -53,6 +56,8 @@ Output: the fields of an object depend on the kind of task:
                      tail, which are indices of spans, and score)
 start and end are character positions, and words of a span its indices; the end is exclusive. An output has the id of
 its input. A score that is not finite is null. The file of --output appears only when it is complete.
+--output FILE.csv writes a table instead: the columns of the input (text and text_pair for lines of text), then the
+fields above, whose names begin with predicted_ if the input has such a column. Lists and objects are JSON in a cell.
 
 For the GLUE and SuperGLUE leaderboards, give the benchmark's own test file, --format glue or superglue, and a folder as
 --output. --format squad writes predictions.json and, if there may be no answer (the checkpoint learned so, a question
@@ -77,6 +82,10 @@ class Options(PredictOptions, CheckpointOptions):
         if self.format != "lines" and not self.output:
             raise UserError(f"--format {self.format} needs a folder to write to; name the folder with --output")
 
+    @property
+    def as_csv(self) -> bool:
+        return self.format == "lines" and format_of_ending(self.output, ENDINGS) == "csv"
+
 
 def main(arguments: Sequence[str]) -> None:
     options = parse("bert-jax predict", DESCRIPTION, Options, arguments)
@@ -85,11 +94,12 @@ def main(arguments: Sequence[str]) -> None:
     # The benchmark's own files have the layout of training files, whatever their names say.
     if options.format in BENCHMARKS:
         options = replace(options, form="task")
-    into_folder = options.format != "lines"
+    into_folder, as_csv = options.format != "lines", options.as_csv
+    table: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []  # of the columns of inputs and predictions
     with _output("" if into_folder else options.output) as output:
         loaded = open_checkpoint(options.checkpoint, options.average)
         model = open_model(loaded, options, columns if columns != Columns() else None)
-        predictor = InputPredictor(model, options)
+        predictor = InputPredictor(model, options, with_rows=as_csv)
         if into_folder:
             for path in _submit(predictor, model, Path(options.input), options.output, options.format):
                 print(path)
@@ -99,9 +109,14 @@ def main(arguments: Sequence[str]) -> None:
         else:
             windows = predictor.file(Path(options.input), quiet=not options.output)
         for window in windows:
+            if as_csv:  # whose header names the columns of all rows
+                table += zip(predictor.rows or [{}] * len(window), map(_rounded, window), strict=True)
+                continue
             lines = [json.dumps(_rounded(prediction), ensure_ascii=False) + "\n" for prediction in window]
             output.write("".join(lines).encode())
             output.flush()  # a reader of a pipe gets each window as soon as it is predicted
+        if as_csv:
+            output.write(_csv(table))
     for remark in predictor.remarks():
         print(remark, file=sys.stderr)
 
@@ -128,6 +143,26 @@ def _submit(predictor: InputPredictor, model: FineTuned, path: Path, output: str
         )
     predictions = [prediction for window in predictor.file(path, quiet=False) for prediction in window]
     return [leaderboards.write_submission(task, split, predictions, output)]
+
+
+def _csv(table: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> bytes:
+    """Returns a table with the columns of the inputs, then those of the predictions, as CSV."""
+    columns = list(dict.fromkeys(name for row, _ in table for name in row))
+    # An output repeats the id of its input, and words that were given; both are columns already.
+    repeated = {name for name in columns if all(row.get(name) == prediction.get(name) for row, prediction in table)}
+    fields = [name for name in dict.fromkeys(name for _, row in table for name in row) if name not in repeated]
+    content = io.StringIO()
+    writer = csv.writer(content, lineterminator="\n")
+    writer.writerow([*columns, *(f"predicted_{name}" if name in columns else name for name in fields)])
+    for row, prediction in table:
+        writer.writerow([_cell(row.get(name)) for name in columns] + [_cell(prediction.get(name)) for name in fields])
+    return content.getvalue().encode()
+
+
+def _cell(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _rounded(value: Any) -> Any:

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> None:
     # The processes of a run connect before it touches a device.
     with distributed.processes(options):
         write_on_every_host()
-        result = pretrain(config, options.workdir, verbose=options.verbose)
+        result = pretrain(config, options.workdir, verbose=options.verbose, recipe=options.config)
         if distributed.is_primary():
             print(json.dumps(result))
 

@@ -23,7 +23,15 @@ class TaskConfig(Kinds):
     data_dir: str = option("", "the folder of a named task's files, or tfds: and a name; empty: $BERT_JAX_DATA", "file")
     train: str = option("", "the file to train on; `bert-jax recipes own` describes the formats", "file")
     dev: str = option(
-        "", "the file that chooses seeds and settings, and with early_stop steps; empty: none", "file", "held_out"
+        "",
+        "the file that chooses seeds and settings, and with early_stop steps; empty: dev_share of the training file",
+        "file",
+        "held_out",
+    )
+    dev_share: float = option(
+        0.1,
+        "share of the training file that is held out if there is no dev file, by a hash of the text; 0: none",
+        valid=Valid(lambda share: 0 <= share < 1, "a share from 0 to below 1, such as 0.1"),
     )
     test: str = option("", "a file that is never trained on, for task.submission; empty: none", "file")
     text: str = option("", "a column, by its header name or its number from 0")

@@ -67,9 +67,15 @@ def recipe_file(name: str) -> Path:
 def recipe_module(name: str) -> ModuleType:
     """Runs a recipe's file and returns its module, so that one recipe can build on another.
 
-    Raises UserError for a recipe that does not exist.
+    A file that has not changed runs once, since it may define the classes of an extension. Raises UserError for a
+    recipe that does not exist.
     """
-    file = recipe_file(name)
+    file = recipe_file(name).absolute()
+    return _run(file, file.stat().st_mtime_ns)
+
+
+@functools.cache
+def _run(file: Path, changed: int) -> ModuleType:
     specification = importlib.util.spec_from_file_location("recipe", file)
     if specification is None or specification.loader is None:
         raise UserError(f"{file} is not a recipe. Give a Python file that defines get_config()")

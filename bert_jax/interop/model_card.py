@@ -198,10 +198,26 @@ def _training_rows(loaded: LoadedModel) -> list[tuple[str, Any]]:
             value = value["kind"]
         if value not in _UNNAMED and key != overridden:
             rows.append((key, f"`{value}`" if key == _RULES else value))
+    rows += _software(loaded)
     for name, title in _EFFORT.items():
         if value := loaded.metrics.get(name):
             rows.append((title, duration(value) if name == "seconds" else f"{value:,}"))
     return rows
+
+
+def _software(loaded: LoadedModel) -> list[tuple[str, Any]]:
+    """The recipe, date, devices and versions of the last start; not its host and command, since cards are public."""
+    if not loaded.starts:
+        return []
+    start = loaded.starts[-1]
+    versions = [f"{name} {start['versions'][name]}" for name in ("bert_jax", "jax") if name in start["versions"]]
+    commit = f"commit {start['commit'][:12]}" if start["commit"] else ""
+    recipe = _without_folders(start["configuration"]["recipe"])
+    return [
+        *([("recipe", recipe)] if recipe else []),
+        ("trained", f"{start['time'][:10]}, {start['devices']}"),
+        ("versions", ", ".join(filter(None, [*versions, commit]))),
+    ]
 
 
 def _without_folders(value: Any) -> Any:
@@ -224,7 +240,7 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, str]:
     """The scores in result.json by name: numbers, or means ± standard deviations over seeds."""
     scores: dict[str, str] = {}
     for name, value in metrics.items():
-        if name in (*_EFFORT, "steps", "counts", "start", "best"):
+        if name in (*_EFFORT, "steps", "counts", "start", "best", "baseline"):
             continue
         if not isinstance(value, Mapping):
             if isinstance(value, int | float) and not isinstance(value, bool):

@@ -39,6 +39,7 @@ from bert_jax.tokenization.vocabulary import TOKENIZER
 from bert_jax.train import workdir as workdir_lib
 from bert_jax.train.orbax_io import AVERAGE, PARAMS
 from bert_jax.train.run import RESULT_FILE
+from bert_jax.train.run_record import read_starts
 from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, read_config, selected_step
 
 FLAG = "--average"
@@ -181,6 +182,7 @@ def read_workdir(
         training=config.training,
         data=config.data,
         metrics=metrics,
+        starts=read_starts(workdir),
         average=average,
     )
 

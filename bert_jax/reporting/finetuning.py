@@ -34,7 +34,7 @@ from bert_jax.reporting.mistakes import (
     truncate,
 )
 from bert_jax.storage.location import Location
-from bert_jax.tasks import registry
+from bert_jax.tasks import held_out, registry
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.kinds import tagging
 from bert_jax.tasks.kinds.choice import ChoiceRows, ChoiceTask
@@ -70,7 +70,7 @@ class DevPredictions(Generic[AnyTask, AnyRows]):
     rows: AnyRows
     predictions: Sequence[dict[str, Any]]  # by item
     losses: Float64[np.ndarray, "K"]  # by item; NaN for items without a label
-    total: int  # items in the file, of which this may be a sample
+    total: int  # items in the file, or held-out ones, of which this may be a sample
 
     @property
     def items(self) -> Sequence[Any]:
@@ -99,10 +99,15 @@ def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredi
     """
     model = FineTuned(open_checkpoint(workdir))
     named = config_lib.load(TaskConfig, dict(config.training.get("task") or {}), "task")
-    _, files = registry.resolve(named)
+    task, files = registry.resolve(named)
+    path = files.get("dev", files["train"])
+    split = registry.read(model.task, path)
     if "dev" not in files:
-        raise UserError("the task has no dev file (--config.task.dev)")
-    split = registry.read(model.task, files["dev"])
+        # As in training, where labels are not renamed yet.
+        chosen = held_out.indices(task, registry.read(task, path), named.dev_share) if named.dev_share else []
+        if not chosen:
+            raise UserError("the task has no dev file (--config.task.dev)")
+        split = dataclasses.replace(split, items=tuple(split.items[index] for index in chosen))
     total = len(split.items)
     if total > most:
         # Spaced evenly, because a file may be sorted by label.
@@ -110,7 +115,7 @@ def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredi
         split = dataclasses.replace(split, items=tuple(split.items[index] for index in sampled))
     rows = model.encode(split)
     answers, losses = model.item_losses(rows)
-    return DevPredictions(model.task, files["dev"], rows, model.task.predictions(rows, answers), losses, total)
+    return DevPredictions(model.task, path, rows, model.task.predictions(rows, answers), losses, total)
 
 
 def error_sections(workdir: Location, config: WorkdirConfig, most: int) -> list[Section]:

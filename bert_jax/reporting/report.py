@@ -85,6 +85,7 @@ def report(workdir: str | PurePath, examples: int | None = None) -> Location:
             Section("Curves", [Charts(runs.charts(run.lines, references, run.loss_unit))], runs.NOTE),
             runs.source_section(run.lines),
             *predictions,
+            runs.start_section(run),
             Section("Configuration", [Settings(run.settings())]),
         ],
     )
@@ -207,16 +208,18 @@ def _task_tables(run: RecordedRun) -> list[Section]:
     if run.result is None:
         return []
     seeds = [f"seed {seed}" for seed in run.result["seeds"]]
-    metrics = []
+    metrics, baseline = [], run.result.get("baseline") or {}
     for name, metric in run.result["metrics"].items():
-        values = (metric["mean"], metric["std"], *metric["values"])
+        compared = [baseline["metrics"].get(name)] if baseline else []
+        values = (metric["mean"], *compared, metric["std"], *metric["values"])
         metrics.append([name, *(runs.NONE if value is None else f"{value:.4f}" for value in values)])
+    header = ["metric", "mean", *([baseline["name"]] if baseline else []), "deviation", *seeds]
     counts = run.result["counts"]
     names = dict.fromkeys(name for part in counts.values() for name in part)
     files = [
         [split, *(f"{part[name]:,}" if name in part else runs.NONE for name in names)] for split, part in counts.items()
     ]
     return [
-        Section("Metrics", [Table(["metric", "mean", "deviation", *seeds], [metrics])]),
+        Section("Metrics", [Table(header, [metrics])]),
         Section("Files", [Table(["split", *(name.replace("_", " ") for name in names)], [files])]),
     ]

@@ -22,6 +22,7 @@ from bert_jax.reporting.document import (
     Reference,
     Section,
     Series,
+    Settings,
     Table,
     flat_settings,
     number,
@@ -31,6 +32,7 @@ from bert_jax.storage.location import Location, check_access
 from bert_jax.train.evaluation import PREFIX, is_threshold, lower_is_better
 from bert_jax.train.metrics import METRICS_FILE, duration, read_metrics
 from bert_jax.train.run import RESULT_FILE
+from bert_jax.train.run_record import read_starts
 from bert_jax.train.workdir import WorkdirConfig, read_config
 
 Lines = Sequence[Mapping[str, Any]]  # of a metrics.jsonl
@@ -92,6 +94,7 @@ class RecordedRun:
     config: WorkdirConfig
     lines: list[dict[str, Any]]
     result: dict[str, Any] | None
+    starts: Sequence[Mapping[str, Any]] = ()  # run.json
 
     @property
     def loss_unit(self) -> str:
@@ -157,7 +160,7 @@ def read_run(workdir: Location) -> RecordedRun:
         result = None
     except ValueError as error:
         raise UserError(f"{workdir / RESULT_FILE} is not JSON ({error}); run the training command again") from error
-    return RecordedRun(workdir, config, lines, result)
+    return RecordedRun(workdir, config, lines, result, read_starts(workdir))
 
 
 def metric_title(metric: str) -> str:
@@ -309,6 +312,26 @@ def source_section(lines: Lines) -> Section:
     note = "Epochs that were read of the training rows, and metrics of the held-out rows, as they were last logged."
     header = ["source", "epochs", *map(metric_title, metrics)]
     return Section("Sources of the mixture", [Table(header, [rows])], note)
+
+
+def start_section(run: RecordedRun) -> Section:
+    """Lists when, where and with what a run was started; empty for a run without run.json."""
+    if not run.starts:
+        return Section("Starts")
+    rows = []
+    for start in run.starts:
+        versions = [f"{name} {version}" for name, version in start["versions"].items() if name != "device"]
+        commit = start["commit"][:12] + ("+changes" if start["commit"].endswith("+changes") else "")
+        place = f"{start['host']}: {start['devices']}"
+        rows.append([start["time"], f"{start['step']:,}", place, commit or NONE, ", ".join(versions), start["command"]])
+    configuration = run.starts[-1]["configuration"]
+    changed = {key: value for key, value in configuration["changed"].items() if value != ""}
+    blocks: list[Table | Settings] = [
+        Table(["time", "step", "devices", "commit", "versions", "command"], [rows], words=True)
+    ]
+    if changed:
+        blocks.append(Settings({f"changed from the recipe {configuration['recipe'] or 'of defaults'}": changed}))
+    return Section("Starts", blocks)
 
 
 def comparison(runs: Sequence[RecordedRun]) -> Document:

@@ -100,6 +100,23 @@ def parse_json(content: bytes, name: str) -> dict[str, Any]:
     return values
 
 
+def format_of_ending(path: str | Path, known: Mapping[str, str], name: str = "--output") -> str:
+    """Returns the format that the ending of a file's name means.
+
+    Args:
+        known: The formats by ending, such as .csv; "" is the ending of a name without one.
+        name: What names the file, for the message.
+
+    Raises:
+        UserError: The ending is unknown.
+    """
+    ending = Path(path).suffix.lower()
+    if ending not in known:
+        endings = ", ".join(filter(None, known))
+        raise UserError(f"{name} is {path}, but files that end in {ending or 'nothing'} are not written; use {endings}")
+    return known[ending]
+
+
 def refuse_existing(output: Path) -> None:
     """Checks that an output can be created.
 

@@ -30,7 +30,7 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads.basic import LayerMix
 from bert_jax.model.outputs import LAYERS, MIX
 from bert_jax.progress import Reporter, print_note
-from bert_jax.tasks import measurement, registry, trials
+from bert_jax.tasks import held_out, measurement, registry, trials
 from bert_jax.tasks.batches import sorted_batches
 from bert_jax.tasks.inference import Finish, LayerVectors
 from bert_jax.tasks.kinds.tagging import TagRows
@@ -324,7 +324,7 @@ def features(
         config = config_lib.load(FinetuneConfig, config)
     options = options or FeatureOptions()
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    task, splits = _encode(loaded, config, options.max_sentences)
+    task, splits = _encode(loaded, config, options.max_sentences, quiet)
     names = [name.strip() for name in options.layers.split(",") if name.strip()]
     if names == ["all"]:
         names = [name for name in LAYERS if loaded.model.layers >= 4 or not name.endswith("_last_4")]
@@ -364,18 +364,25 @@ def features(
     }
 
 
-def _encode(loaded: LoadedModel, config: FinetuneConfig, max_sentences: int) -> tuple[Task, dict[str, TagRows]]:
+def _encode(
+    loaded: LoadedModel, config: FinetuneConfig, max_sentences: int, quiet: bool
+) -> tuple[Task, dict[str, TagRows]]:
     """Reads the task, which its training file completes, and encodes the first sentences of its labelled splits."""
     task, files = registry.resolve(config.task)
     if task.kind != "tagging":
         raise UserError(f"config.task.kind is {task.kind!r}; use a tagging task, such as those of the recipe tagging")
-    if "dev" not in files:
-        raise UserError(
-            "the task has no dev file, which decides when training stops; set one with --config.task.dev=FILE"
-        )
     task.check_model(loaded.model)
     splits = {name: registry.read(task, path, label_required=name != "test") for name, path in files.items()}
-    task = task.complete(splits["train"])
+    complete = task.complete(splits["train"])
+    if "dev" not in files:
+        splits["train"], dev, line = held_out.split(task, splits["train"], config.task.dev_share)
+        print_note(line, quiet)
+        if dev is None:
+            raise UserError(
+                "the task has no dev file, which decides when training stops; set one with --config.task.dev=FILE"
+            )
+        splits["dev"] = dev
+    task = complete
     tokenizer = Tokenizer(loaded.vocabulary.spec)
     rows = {}
     for name, split in splits.items():

@@ -17,7 +17,7 @@ from bert_jax.config import FinetuneConfig
 from bert_jax.errors import Stopped, UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.storage.location import Location, location, write_json
-from bert_jax.tasks import leaderboards, trials
+from bert_jax.tasks import leaderboards, measurement, trials
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.rows import Split
 from bert_jax.tasks.runs import Kept, prepare
@@ -151,6 +151,7 @@ def finetune(
     tokenizer: Tokenizer | None = None,
     *,
     verbose: bool = False,
+    recipe: str = "",
 ) -> dict[str, Any]:
     """Trains once for every seed, and for every setting of a sweep, and returns result.json.
 
@@ -162,6 +163,7 @@ def finetune(
     Args:
         tokenizer: Required if init_from is empty, which trains config.model from scratch.
         verbose: Whether runs print their parameters.
+        recipe: The recipe that the configuration changes, for run.json.
 
     Returns:
         task: The name of the task.
@@ -172,6 +174,7 @@ def finetune(
             std is the sample standard deviation, None for one seed.
         steps: By seed, the step of the parameters that are kept.
         counts: By split.
+        baseline: {name, metrics}: what the majority class, or the mean of numbers, would score; None for other kinds.
         best: The best run, if there are several.
         sweep: The figures of all settings, if there are several.
 
@@ -183,7 +186,7 @@ def finetune(
         config = config_lib.load(FinetuneConfig, config)
     workdir = location(workdir)
     if not config.sweep:
-        tuned = _finetune(config, workdir, tokenizer, verbose)
+        tuned = _finetune(config, workdir, tokenizer, verbose, recipe)
         _submit(config, workdir, tuned.splits)
         return tuned.result
     settings = settings_of(config)
@@ -193,7 +196,7 @@ def finetune(
     by_folder: dict[Location, dict[str, Split]] = {}
 
     def run(setting: FinetuneConfig, folder: Location) -> tuple[dict[str, Any], str, str]:
-        tuned = _finetune(setting, folder, tokenizer, verbose, kept)
+        tuned = _finetune(setting, folder, tokenizer, verbose, recipe, kept)
         # Splits take memory, and only a submission needs them.
         if config.task.submission:
             by_folder[folder] = tuned.splits
@@ -219,14 +222,17 @@ def _finetune(
     workdir: Location,
     tokenizer: Tokenizer | None,
     verbose: bool,
+    recipe: str,
     kept: Kept | None = None,
 ) -> _Tuned:
     start, data, runs = prepare(config, workdir, tokenizer, kept=kept)
-    runs = {trial: dataclasses.replace(run, verbose=verbose) for trial, run in runs.items()}
+    changes: dict[str, Any] = {"verbose": verbose, "recipe": recipe, "requested": config}
+    runs = {trial: dataclasses.replace(run, **changes) for trial, run in runs.items()}
     # Held against other commands until the result is written.
     with held_workdir(workdir) as check_held:
         by_trial, steps, stop = trials.train(data.task, data.rows, runs)
-        chosen_by, origin = trials.chosen_by(config, data.task), {"start": start.summary()}
+        chosen_by = trials.chosen_by(config, data.task)
+        origin = {"start": start.summary(), "baseline": measurement.baseline(data.task, data.rows)}
         result = trials.result(data.task.name, chosen_by, by_trial, steps, data.counts) | origin
         best = trials.best(by_trial, chosen_by)
         # Another process may have taken the workdir in the meantime.

@@ -80,6 +80,17 @@ def measure_in_training(
     return Predictor(task, plan.model, _compiling_fast(plan.runtime), mesh).measure(params, rows, batch_size)
 
 
+def baseline(task: Task, rows: Mapping[str, TaskRows]) -> dict[str, Any] | None:
+    """Returns the name of the task's baseline and its metrics on all splits except train; None without one."""
+    name, metrics = "", dict[str, float | None]()
+    for split in [split for split in rows if split != "train"]:
+        name, values = registry.metrics_of(task, split).baseline(rows["train"], rows[split])
+        metrics |= {
+            f"{metric_prefix(split)}{key}": None if math.isnan(value) else value for key, value in values.items()
+        }
+    return {"name": name, "metrics": metrics} if metrics else None
+
+
 def measure(
     task: Task, model: ModelConfig, config: TrainConfig, params: Mapping[str, Any], rows: TaskRows
 ) -> dict[str, float]:

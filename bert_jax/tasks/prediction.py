@@ -1,6 +1,7 @@
 """Predicts labels, scores, tags, entities or answers for texts with a fine-tuned checkpoint."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,9 @@ class InputPredictor:
             otherwise has {"error": ...} in its place.
     """
 
-    def __init__(self, model: FineTuned, options: PredictOptions) -> None:
+    def __init__(self, model: FineTuned, options: PredictOptions, with_rows: bool = False) -> None:
+        self.rows: Sequence[Mapping[str, Any]] = ()  # the inputs of the last window, by column, if with_rows
+        self._with_rows = with_rows
         self.inputs = self.invalid = self.truncated = self.undefined = 0
         self._limit = "", "max_length"  # the part of an input that is truncated, and the task's option for its length
         self._model = model
@@ -87,7 +90,7 @@ class InputPredictor:
             total = len(split.items)
             starts = range(0, total, self._window)
             parts = (dataclasses.replace(split, items=split.items[first : first + self._window]) for first in starts)
-            predicted = (self.split(part) for part in parts)
+            predicted = self._parts(parts, self._table_rows(path, total))
         else:
             # The file is read twice: progress needs the number of inputs.
             total = sum(1 for _ in input_lines.inputs_of(tables.numbered_lines(path), form))
@@ -99,6 +102,20 @@ class InputPredictor:
             for window in predicted:
                 yield window
                 progress.update(self.inputs, self.inputs)
+
+    def _parts(self, parts: Iterable[Split[Any]], rows: Sequence[Mapping[str, Any]]) -> Iterator[Predictions]:
+        for number, part in enumerate(parts):
+            self.rows = rows[number * self._window :][: self._window]
+            yield self.split(part)
+
+    def _table_rows(self, path: Path, count: int) -> Sequence[Mapping[str, Any]]:
+        """The rows of a table, if they are asked for and are as many as its items."""
+        if not self._with_rows or tables.kind_of_file(path) != "table":
+            return ()
+        columns = self._model.task.columns
+        names = [name for name in (columns.text, columns.text_pair, columns.label, *columns.marks) if name]
+        rows = tables.whole_rows(path, header=not names or not all(map(tables.is_number, names)))
+        return rows if len(rows) == count else ()
 
     def task_split(self, path: Path) -> Split[Any] | None:
         """Reads a file in the format of the training files; returns None for a pipe or a file of inputs."""
@@ -195,6 +212,8 @@ class InputPredictor:
             raise UserError(message)
 
     def _lines(self, source: Path, lines: Iterable[tuple[int, Any]], form: str) -> Predictions:
+        lines = list(lines)
+        self.rows = [_columns(content, form) for _, content in lines] if self._with_rows else ()
         records: list[InputRecord | UserError] = []
         valid: list[InputRecord] = []
         for number, content in lines:
@@ -237,6 +256,18 @@ class InputPredictor:
                 raise
             return error
         return record
+
+
+def _columns(content: Any, form: str) -> Mapping[str, Any]:
+    """An input by column: the fields of an object, or the texts of a line."""
+    if isinstance(content, str) and form == "jsonl":
+        try:
+            content = json.loads(content)
+        except ValueError:  # an input that is skipped
+            return {"text": content}
+    if isinstance(content, Mapping):
+        return content
+    return dict(zip(("text", "text_pair"), str(content).split("\t"), strict=False))
 
 
 def _is_pipe(path: Path) -> bool:

@@ -23,7 +23,7 @@ from bert_jax.interop.loaded_model import LoadedModel, with_target_scale
 from bert_jax.model import bert, layers, sizes
 from bert_jax.model.heads.config import Heads
 from bert_jax.storage.location import Location
-from bert_jax.tasks import batches, leaderboards, measurement, registry, trials
+from bert_jax.tasks import batches, held_out, leaderboards, measurement, registry, trials
 from bert_jax.tasks.batches import TaskSource, fingerprint
 from bert_jax.tasks.labels import permutation
 from bert_jax.tasks.rows import Split, TaskBatch, TaskRows
@@ -309,8 +309,14 @@ def _read(config: TaskConfig, report: Report) -> tuple[Task, dict[str, Split]]:
         leaderboards.check(task, files)
     # The training file comes first, because its labels decide what the labels of the other files mean.
     train = registry.read(task, files["train"])
-    task = task.complete(train)
+    # Of all rows: held-out ones have the same labels and scale.
+    complete = task.complete(train)
     splits = {"train": train}
+    if "dev" not in files:
+        splits["train"], dev, line = held_out.split(task, train, config.dev_share)
+        report(line)
+        splits |= {"dev": dev} if dev else {}
+    task = complete
     for name, path in files.items():
         if name != "train":
             splits[name] = registry.read(task, path, label_required=name.startswith(("train", "dev")))

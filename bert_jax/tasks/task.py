@@ -232,6 +232,13 @@ class Task(abc.ABC, Generic[Item, Rows]):
         """
         return (*self.metrics, "task_loss")
 
+    def baseline(self, train: Rows, rows: Rows) -> tuple[str, dict[str, float]]:
+        """Returns the name of a prediction without a model, e.g. the majority class of `train`, and its metrics.
+
+        Both are empty if the kind has none.
+        """
+        return "", {}
+
     def calibrated(self, metrics: Mapping[str, float]) -> "Task":
         """Sets thresholds from the metrics on dev, which are empty without a dev file."""
         return self

@@ -28,6 +28,7 @@ from bert_jax.train.evaluation import PREFIX, lower_is_better
 from bert_jax.train.metrics import copy_metrics
 from bert_jax.train.orbax_io import AVERAGE
 from bert_jax.train.run import Result, Run
+from bert_jax.train.run_record import copy_starts
 from bert_jax.train.workdir import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -141,7 +142,8 @@ def check_measured(key: str, value: Any, measured: bool) -> None:
     """Raises UserError for a key that compares evaluations, without a dev file."""
     if not measured:
         raise UserError(
-            f"{key}={value}, but there is no dev file to evaluate. Name one with --config.task.dev, or omit {key}"
+            f"{key}={value}, but there is no dev file to evaluate. Name one with --config.task.dev, hold out a part of "
+            f"the training file with --config.task.dev_share=0.1, or omit {key}"
         )
 
 
@@ -226,6 +228,7 @@ def keep_best(workdir: Location, trial: Trial, averaged: bool) -> None:
     if distributed.is_primary():
         copy_folder(chosen / "tokenizer", workdir / "tokenizer")
         copy_metrics(chosen, workdir)
+        copy_starts(chosen, workdir)
         write_config(workdir, read_config(chosen))
         write_json(note, content)
     # The other processes may open the workdir from here on.
@@ -256,11 +259,14 @@ def table(content: Mapping[str, Any]) -> Table:
     caption = f"another model: published figures of {others.source}" if others else None
     title = f"{content['task']}: {len(seeds)} seed(s)"
     shown = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    columns = ["metric", "mean", "std", *(f"seed {seed}" for seed in seeds)]
+    baseline = content.get("baseline") or {}
+    columns = ["metric", "mean", *([baseline["name"]] if baseline else []), "std", *(f"seed {seed}" for seed in seeds)]
     for column in columns + (["another model"] if others else []):
         shown.add_column(column, justify="left" if column == "metric" else "right", no_wrap=column == "metric")
     for name, metric in content["metrics"].items():
-        cells = [metric["mean"], metric["std"], *metric["values"], *([others.metrics.get(name)] if others else [])]
+        compared = [baseline["metrics"].get(name)] if baseline else []
+        cells = [metric["mean"], *compared, metric["std"], *metric["values"]]
+        cells += [others.metrics.get(name)] if others else []
         shown.add_row(name, *map(_cell, cells))
     return shown
 

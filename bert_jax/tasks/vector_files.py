@@ -154,13 +154,13 @@ def _npy(shard: Sequence[np.ndarray]) -> Iterator[bytes | memoryview]:
         yield np.ascontiguousarray(part).data
 
 
-def _parquet(shard: Sequence[np.ndarray], first: int) -> memoryview:
-    """Makes a Parquet file whose first row has this number."""
+def _parquet(shard: Sequence[np.ndarray], first: int, more: Mapping[str, Sequence[str]] | None = None) -> memoryview:
+    """Makes a Parquet file whose first row has this number, with more columns of texts."""
     width, count = shard[0].shape[1], sum(map(len, shard))
     lists = [pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(part.ravel()), width) for part in shard]
     columns = {"row": pyarrow.array(np.arange(first, first + count)), "embedding": pyarrow.chunked_array(lists)}
     content = io.BytesIO()
-    pq.write_table(pyarrow.table(columns), content)
+    pq.write_table(pyarrow.table({**columns, **(more or {})}), content)
     return content.getbuffer()
 
 
@@ -241,6 +241,19 @@ def input_files(source: Path, form: str) -> list[Path]:
         for line in measurement.file_remarks(source):
             print_note(line)
     return files
+
+
+def write_table(arrays: Mapping[str, np.ndarray], texts: Sequence[Texts], path: Path) -> None:
+    """Writes the columns row, embedding and text (text_pair) to a Parquet file, atomically.
+
+    Raises:
+        UserError: There is not one vector per text.
+    """
+    if "offsets" in arrays:
+        raise UserError(f"{path} is for one vector per text. Use --pool {', '.join(TEXT_POOLS)}, or write FILE.npz")
+    columns = dict(zip(("text", "text_pair"), map(list, zip(*texts, strict=True)), strict=False))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, _parquet([arrays["embeddings"]], 0, columns))
 
 
 def write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:

@@ -18,6 +18,7 @@ from bert_jax.train.describe import describe, describe_batch
 from bert_jax.train.hooks import Evaluate, Hook, Interruption, Recorder, during_step, standard_hooks, stopped
 from bert_jax.train.metrics import ProgressLine
 from bert_jax.train.run import Result, Run
+from bert_jax.train.run_record import record_start
 from bert_jax.train.step import jitted
 from bert_jax.train.workdir import counting_on
 
@@ -44,6 +45,7 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
         state, meta = prepare.restore_or_initialize(run, plan, mesh, opened.checkpoints)
         run = counting_on(run, opened.provenance, meta)  # before anything reads the run's tokens
         prepare.write_workdir(run, opened.check_held)
+        record_start(run, opened.provenance, int(state.step), opened.differences)
         progress = stack.enter_context(ProgressLine(run.description))
         recorder = stack.enter_context(Recorder(run, opened, meta, interruption, progress))
         evaluate = Evaluate(recorder, plan, mesh)

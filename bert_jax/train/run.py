@@ -76,6 +76,8 @@ class Run:
     early_stop: int = 0  # evaluations without a better checkpoint.best before it ends; 0: never
     task: dict[str, Any] | None = None  # written to config.json: name, kind and labels of a fine-tuning task
     verbose: bool = False  # print the table of parameters when it begins
+    recipe: str = ""  # by which the user configured it, if by one; for run.json
+    requested: TrainConfig | None = None  # the configuration that became `config`; None: the same
     summary_workdir: Location | None = None  # holds the joint result of all seeds
 
     @property

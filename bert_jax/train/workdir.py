@@ -5,8 +5,8 @@
     checkpoints/STEP/       params, optimizer (not in results of convert and export), average (if the run keeps one),
                             meta
 
-A run also writes metrics.jsonl (in a store metrics/), result.json and tensorboard/ (train/metrics.py), and holder.json
-while it trains (storage/hold.py).
+A run also writes run.json (train/run_record.py), metrics.jsonl (in a store metrics/), result.json and tensorboard/
+(train/metrics.py), and holder.json while it trains (storage/hold.py).
 
 A checkpoint records its run's provenance: configuration, data and versions. A run resumes only from a checkpoint of
 equal provenance: everything that changes numbers must be equal, or be named by allow_changes. A file's location changes

@@ -202,8 +202,25 @@ def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
     assert "embeddings float32[" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"vectors\.npz exists"):
         commands_embed.main(arguments)
-    with pytest.raises(UserError, match="--shard_size is for output in shards, but --format npz writes one file"):
+    with pytest.raises(UserError, match=r"--shard_size is for output in shards .* but .*npz is one file"):
         commands_embed.main([*arguments, "--shard_size=5"])
+
+
+def test_the_ending_of_the_output_decides_its_format(tmp_path, loaded, capsys):
+    huggingface_export.write(loaded, tmp_path / "hf")
+    (tmp_path / "texts.csv").write_text("a,b\n" + "".join(f'"{text}, good",{n}\n' for n, text in enumerate("xyz")))
+    arguments = ["--checkpoint", str(tmp_path / "hf"), "--input", str(tmp_path / "texts.csv"), "--text=a"]
+    for name in ("vectors.npz", "vectors.parquet"):
+        commands_embed.main([*arguments, "--pool=mean", "--output", str(tmp_path / name)])
+    table = pq.read_table(tmp_path / "vectors.parquet").to_pydict()
+    assert table["row"] == [0, 1, 2] and table["text"] == [f"{text}, good" for text in "xyz"]
+    with np.load(tmp_path / "vectors.npz") as wanted:
+        np.testing.assert_array_equal(np.array(table["embedding"], np.float32), wanted["embeddings"])
+    with pytest.raises(UserError, match=r"vectors\.csv, but .*; use \.npz, \.parquet"):
+        commands_embed.main([*arguments, "--output", str(tmp_path / "vectors.csv")])
+    with pytest.raises(UserError, match="is for one vector per text"):
+        commands_embed.main([*arguments, "--pool=words", "--output", str(tmp_path / "words.parquet")])
+    assert not (tmp_path / "words.parquet").exists()
 
 
 @pytest.mark.parametrize(

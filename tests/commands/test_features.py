@@ -171,6 +171,6 @@ def test_flags_have_the_names_of_other_commands(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_head_stops_by_a_dev_file_of_tags(loaded: LoadedModel, config: FinetuneConfig) -> None:
     with pytest.raises(UserError, match="the task has no dev file"):
-        features(loaded, dataclasses.replace(config, task=dataclasses.replace(config.task, dev="")))
+        features(loaded, dataclasses.replace(config, task=dataclasses.replace(config.task, dev="", dev_share=0.0)))
     with pytest.raises(UserError, match="use a tagging task"):
         features(loaded, FinetuneConfig(task=AutoTaskConfig(train="a.tsv", text="a", label="b")))

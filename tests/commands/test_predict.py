@@ -1,5 +1,6 @@
 """predict: one answer an input, in order, as the model gives it; streams, files, and what is refused."""
 
+import csv
 import dataclasses
 import io
 import itertools
@@ -14,6 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
 
@@ -259,10 +263,10 @@ def test_files_of_every_form_give_the_same(workdir: Path, tmp_path: Path, capsys
     (tmp_path / "in.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS), encoding="utf-8")
     (tmp_path / "in.tsv").write_text("a\tb\n" + "\n".join(f"{text}\t?" for text in TEXTS) + "\n", encoding="utf-8")
     for name, more in {"in.txt": [], "in.jsonl": [], "in.tsv": ["--text=a"]}.items():
-        output = tmp_path / f"{name}.out"
+        output = tmp_path / f"{name}.out.jsonl"
         run("--checkpoint", workdir, "--input", tmp_path / name, "--output", output, *more)
         assert same(lines_of(output), wanted)
-        assert not (tmp_path / f"{name}.out.incomplete").exists()
+        assert not (tmp_path / f"{name}.out.jsonl.incomplete").exists()
     capsys.readouterr()
     run("--checkpoint", workdir, "--input", tmp_path / "in.txt", "--input_format=text")
     assert same([json.loads(line) for line in capsys.readouterr().out.splitlines()], wanted)
@@ -636,3 +640,67 @@ def test_the_command_predicts_every_kind(
         assert span["text"] == line["text"][span["start"] : span["end"]]
     with pytest.raises(UserError, match=r"in\.jsonl line 2"):
         run(*arguments)
+
+
+def table_of(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_csv_has_the_columns_of_the_input_and_the_predictions(workdir: Path, tmp_path: Path) -> None:
+    texts = ['He said, "good"\nand left', "naïve, good", "dark"]
+    wanted = predict(workdir, [{"text": text} for text in texts])
+    with (tmp_path / "in.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("a", "label", "n"), *((text, "old", str(n)) for n, text in enumerate(texts))])
+    run("--checkpoint", workdir, "--input", tmp_path / "in.csv", "--text=a", "--output", tmp_path / "out.csv")
+    rows = table_of(tmp_path / "out.csv")
+    assert [*rows[0]] == ["a", "label", "n", "predicted_label", "score"]
+    assert [row["a"] for row in rows] == texts and {row["label"] for row in rows} == {"old"}
+    assert [row["predicted_label"] for row in rows] == [prediction["label"] for prediction in wanted]
+    np.testing.assert_allclose([float(row["score"]) for row in rows], [one["score"] for one in wanted], rtol=1e-5)
+    # As another reader has it.
+    table = pyarrow.csv.read_csv(tmp_path / "out.csv", parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True))
+    assert table["a"].to_pylist() == texts and table["n"].to_pylist() == [0, 1, 2]
+
+
+def test_inputs_of_every_form_become_a_csv(workdir: Path, tmp_path: Path) -> None:
+    texts = ["good", "dark", "the sea"]
+    labels = [prediction["label"] for prediction in predict(workdir, texts)]
+    (tmp_path / "in.txt").write_text("\n".join(texts))
+    objects = [{"id": n, "text": text, "tags": ["x", {"y": 1}]} for n, text in enumerate(texts)]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, objects)))
+    (tmp_path / "in.tsv").write_text("text\ttext\n" + "".join(f"?\t{text}\n" for text in texts))
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts, "n": [1.5, None, 3.0]}), tmp_path / "in.parquet")
+    header = {
+        "in.txt": ["text"],
+        "in.jsonl": ["id", "text", "tags"],
+        "in.tsv": ["text", "text (1)"],
+        "in.parquet": ["n", "text"],
+    }
+    for name, columns in header.items():
+        more = ["--text=1"] if name == "in.tsv" else ["--text=text"] if name == "in.parquet" else []
+        if name == "in.tsv":  # without a header
+            (tmp_path / name).write_text("".join(f"?\t{text}\n" for text in texts))
+            columns = ["0", "1"]
+        run("--checkpoint", workdir, "--input", tmp_path / name, "--output", tmp_path / f"{name}.csv", *more)
+        rows = table_of(tmp_path / f"{name}.csv")
+        assert sorted(rows[0]) == sorted([*columns, "label", "score"]), name
+        assert [row["label"] for row in rows] == labels
+    rows = table_of(tmp_path / "in.jsonl.csv")
+    assert [json.loads(row["tags"]) for row in rows] == [given["tags"] for given in objects]
+    assert [row["n"] for row in table_of(tmp_path / "in.parquet.csv")] == ["1.5", "", "3.0"]
+
+
+def test_skipped_inputs_have_their_error_in_the_csv(workdir: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "good"}\n{"text": ""}\n')
+    output = tmp_path / "out.csv"
+    run("--checkpoint", workdir, "--input", tmp_path / "in.jsonl", "--output", output, "--on_error=skip")
+    rows = table_of(output)
+    assert [row["error"] == "" for row in rows] == [True, False] and rows[1]["label"] == ""
+
+
+@pytest.mark.parametrize("name", ["out.xlsx", "out.json", "out.CSVX"])
+def test_an_unknown_ending_is_refused_before_the_checkpoint_is_opened(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=r"files that end in \.\w+ are not written; use \.jsonl, \.ndjson, \.csv"):
+        run("--checkpoint", tmp_path / "none", "--input", tmp_path / "in.txt", "--output", tmp_path / name)
+    assert not list(tmp_path.iterdir())

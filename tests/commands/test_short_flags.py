@@ -115,7 +115,7 @@ def test_mistakes_in_keywords_are_named(changes, message):
 
 def test_a_file_and_flags_are_a_whole_fine_tuning_command(monkeypatch, capsys):
     started = []
-    monkeypatch.setattr(finetune, "finetune", lambda *run, verbose: started.append(run) or {})
+    monkeypatch.setattr(finetune, "finetune", lambda *run, **options: started.append(run) or {})
     monkeypatch.setattr(finetune.trials, "table", lambda result: "")
     monkeypatch.setattr(finetune, "write_on_every_host", lambda: None)
     short = ["reviews.csv", "--text=review", "--label", "stars", "--model", "hf:NAME", "--output", "runs/stars"]

@@ -205,7 +205,7 @@ def test_a_run_too_short_for_gradual_unfreezing_says_what_never_trains(
     start, reviews, tmp_path, capsys, epochs, changes, message
 ):
     """An epoch has 6 steps."""
-    task = AutoTaskConfig(train=reviews["train"], text="review", label="stars")
+    task = AutoTaskConfig(train=reviews["train"], text="review", label="stars", dev_share=0.0)
     config = config_of(start, task, train_layers=epochs, **changes)
     prepared_runs.prepare(config, tmp_path / "run")
     found = capsys.readouterr().err

@@ -371,7 +371,7 @@ def test_settings_share_files_and_checkpoint_and_only_those_of_one_are_in_memory
 
 
 def test_several_settings_need_a_dev_file(start, reviews, tmp_path):
-    task = AutoTaskConfig(train=reviews["train"], text="review", text_pair="pair", label="stars")
+    task = AutoTaskConfig(train=reviews["train"], text="review", text_pair="pair", label="stars", dev_share=0.0)
     config = config_of(start, task, sweep={"batch_size": (16, 32)})
     with pytest.raises(UserError, match=r"sweep=\{'batch_size': \(16, 32\)\}, but there is no dev file to evaluate"):
         finetune(config, tmp_path / "sweep")

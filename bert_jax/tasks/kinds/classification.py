@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32, Shaped
-from scipy.special import expit, softmax
+from scipy.special import expit, logit, softmax
 
 from bert_jax.config.finetuning import ClassificationOptions, LayerMix, MultiLabelOptions, RegressionOptions
 from bert_jax.errors import UserError
@@ -226,6 +226,10 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
             for name in self.metrics
         }
 
+    def baseline(self, train: LabelledRows, rows: LabelledRows) -> tuple[str, dict[str, float]]:
+        counts = np.bincount(train.labels.astype(int), minlength=len(self.labels))
+        return "majority class", self.measure(rows, [np.log(counts + 1e-9)] * rows.count)
+
     def predictions(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """`label`, `score` (its probability) and all `scores` by label."""
         predictions = []
@@ -264,6 +268,10 @@ class RegressionTask(RegressionOptions, ScaledTask[Example, LabelledRows], TextT
     def measure(self, rows: LabelledRows, answers: Sequence[Any]) -> dict[str, float]:
         """The metrics, from one standardized score per row."""
         return compute_metrics(self.known_metrics, self.metrics, rows.labels, self.in_units(np.stack(answers)))
+
+    def baseline(self, train: LabelledRows, rows: LabelledRows) -> tuple[str, dict[str, float]]:
+        mean = (np.mean(train.labels, dtype=np.float64) - self.target_mean) / self.target_std
+        return "mean", self.measure(rows, [mean] * rows.count)
 
     def predictions(self, rows: LabelledRows, answers: Sequence[Any]) -> list[dict[str, Any]]:
         """`score`, the number."""
@@ -399,6 +407,10 @@ class MultiLabelTask(MultiLabelOptions, NamedLabelsTask[Any, LabelledRows], Text
         thresholds = [best_threshold(scores, true, int(true.sum())) for scores, true in columns]
         metrics = multilabel_metrics(self.metrics, labels, shares, shares >= np.array(thresholds))
         return metrics | dict(zip(self._calibrated_names(), thresholds, strict=True))
+
+    def baseline(self, train: LabelledRows, rows: LabelledRows) -> tuple[str, dict[str, float]]:
+        task = replace(self, thresholds=(UNCALIBRATED,) * len(self.labels))
+        return "majority of each label", task.measure(rows, [logit(train.labels.mean(axis=0))] * rows.count)
 
     def calibrated(self, metrics: Mapping[str, float]) -> "MultiLabelTask":
         """The task with the thresholds that are best on dev; 1/2 without a dev file."""

@@ -426,6 +426,12 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         ]
         return compute_metrics(TAGGING_METRICS, self.metrics, true_tags, predicted)
 
+    def baseline(self, train: "TagRows", rows: "TagRows") -> tuple[str, dict[str, float]]:
+        tags = train.labels[train.word_starts].astype(int)[train.label_weights[train.word_starts] > 0]
+        most = int(np.bincount(tags, minlength=len(self.labels)).argmax())
+        answer = TagAnswer(np.full(self.max_length, most), np.ones(self.max_length))
+        return "majority tag", self.measure(rows, [answer] * rows.count)
+
     def predictions(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> list[dict[str, Any]]:
         """`words`, `tags`, `tag_scores` (probabilities), and `offsets` of the words in a raw text.
 

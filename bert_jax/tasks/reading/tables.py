@@ -473,6 +473,26 @@ def _table(
 JSON_LINES = (".jsonl", ".ndjson")
 
 
+def whole_rows(path: Path, header: bool = True) -> list[dict[str, Any]]:
+    """All columns of a table, row by row; without a header, their names are numbers from 0. Empty for prepared data."""
+    name = plain_name(path)
+    if str(path).startswith(TFDS):
+        return []
+    if name.endswith(".parquet"):
+        files = files_of(path)
+        names = [column for schema in parquet_schemas(path, ()).values() for column in schema.names]
+        return [row for _, row in parquet_rows(files, {*names})]
+    if name.endswith(JSON_LINES):
+        return [row for _, row in json_lines(path)]
+    lines = [fields for _, fields in _delimited_lines(path, quoted=name.endswith(".csv"))]
+    if not lines:
+        return []
+    width = len(lines[0])
+    names = lines[0] if header else list(map(str, range(width)))
+    names = [f"{name} ({column})" if names.index(name) < column else name for column, name in enumerate(names)]
+    return [dict(zip(names, fields, strict=True)) for fields in lines[header:] if len(fields) == width]
+
+
 def is_stored(path: Path) -> bool:
     """Whether a file has named, typed columns (JSON lines, Parquet, prepared data), unlike TSV and CSV."""
     return str(path).startswith(TFDS) or plain_name(path).endswith((*JSON_LINES, ".parquet"))
