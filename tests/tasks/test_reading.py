@@ -27,7 +27,7 @@ from bert_jax.tasks.kinds.span import SpanPairTask
 from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
 from bert_jax.tasks.reading import labelled, tables
-from bert_jax.tasks.reading.inputs import InputRecord, split_words
+from bert_jax.tasks.reading.inputs import InputRecord, form_of_file, record_words, split_words
 from bert_jax.tasks.reading.tables import Column, Columns
 from bert_jax.tasks.registry import KINDS
 from bert_jax.tasks.rows import Span, Split
@@ -538,6 +538,41 @@ def test_conllu_is_recognized_under_another_name(tmp_path):
         for reader in read
     ]
     assert others == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ('{"text": "a", "label": "b"}\n{"text": "c", "label": "d"}\n', "table"),
+        ('\ufeff\n{"text": "a", "label": "b"}', "table"),
+        ('{"version": "1.1", "data": []}', "squad"),
+        ('{\n "data": []\n}', "squad"),
+        ("[]", "squad"),
+        ("", "squad"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.json", "A.JSON"])
+def test_json_lines_may_be_named_json(tmp_path, name, content, kind):
+    path = write(tmp_path / name, content)
+    assert tables.kind_of_file(path) == kind
+    if kind == "table":
+        assert labelled.read_table(path, OWN, label_required=True).items[0].label == "b"
+
+
+def test_endings_in_upper_case_are_those_in_lower_case(tmp_path):
+    for name, content in (("A.CSV", 'text,label\n"a,b",c\n'), ("A.JSONL", '{"text": "a,b", "label": "c"}\n')):
+        (item,) = labelled.read_table(write(tmp_path / name, content), OWN, label_required=True).items
+        assert (item.text, item.label) == ("a,b", "c")
+    assert tables.kind_of_file(Path("A.CONLLU")) == "conllu" and form_of_file(Path("A.TXT")) == "text"
+
+
+def test_tokens_of_white_space_are_words_in_predict_as_in_training():
+    tokens = ["Ann", " ", "left", "\n", ""]
+    assert record_words(Path("a.jsonl"), InputRecord(1, {"tokens": tokens})).words == tuple(tokens)
+    found = record_words(Path("a.jsonl"), InputRecord(1, {"tokens": tokens[:4], "text": "Ann left\n"}))
+    assert found.offsets == ((0, 3), (3, 4), (4, 8), (8, 9))
+    with pytest.raises(UserError, match="line 3: token 1: expected a string, got None"):
+        record_words(Path("a.jsonl"), InputRecord(3, {"tokens": ["a", None]}))
 
 
 def test_a_conll_file_of_words_alone_is_unlabelled(tmp_path):

@@ -101,11 +101,14 @@ def read_value(source: Path, record: InputRecord, names: Sequence[str], required
     raise UserError(f"{source} line {record.line} has no field {expected}; its fields are: {fields}. Add or rename it")
 
 
-def checked_text(source: Path, line: int, text: Any) -> str:
-    """The text unchanged. Raises UserError for one that is empty, not a string, or not encodable as UTF-8."""
+def checked_text(source: Path, line: int, text: Any, part: str = "") -> str:
+    """The text unchanged. Raises UserError for one that is empty, not a string, or not encodable as UTF-8.
+
+    A text that is a part, such as a token, may be empty.
+    """
     if not isinstance(text, str):
-        raise UserError(f"{source} line {line}: expected a string, got {text!r:.60}")
-    if not text.strip():
+        raise UserError(f"{source} line {line}: {part and f'{part}: '}expected a string, got {text!r:.60}")
+    if not part and not text.strip():
         raise UserError(f"{source} line {line} is empty. Write a text in it, or remove the line")
     if not is_unicode(text):
         raise UserError(f"{source} line {line} has half of a surrogate pair, which is not a character")
@@ -130,7 +133,8 @@ def record_words(source: Path, record: InputRecord, column: str = "") -> Words:
         return Words(tuple(text[start:end] for start, end in offsets), text, tuple(offsets))
     if not isinstance(tokens, lists) or not len(tokens):
         raise UserError(f"{source} line {record.line}: tokens is {tokens!r:.60}; expected a list of words")
-    words = tuple(checked_text(source, record.line, token) for token in tokens)
+    # As in training, a token may be white space or empty.
+    words = tuple(checked_text(source, record.line, token, f"token {number}") for number, token in enumerate(tokens))
     text = read_value(source, record, ("text",), required=False)
     if text is None or text is tokens:
         return Words(words, None, None)

@@ -109,13 +109,29 @@ KIND_OF_ENDING = {".conllu": "conllu", ".json": "squad", **dict.fromkeys((".conl
 
 
 def plain_name(path: Path) -> str:
-    """A file's name without the ending of its compression."""
-    return path.name.removesuffix(path.suffix) if path.suffix in COMPRESSED else path.name
+    """A file's name in lower case, without the ending of its compression."""
+    return (path.name.removesuffix(path.suffix) if path.suffix in COMPRESSED else path.name).lower()
 
 
 def kind_of_file(path: Path) -> str:
-    """`conllu`, `conll`, `squad` (.json) or `table`, by the ending of plain_name."""
-    return KIND_OF_ENDING.get(Path(plain_name(path)).suffix, "table")
+    """`conllu`, `conll`, `squad` (.json, unless it has JSON lines) or `table`, by the ending of plain_name."""
+    return "table" if has_json_lines(path) else KIND_OF_ENDING.get(Path(plain_name(path)).suffix, "table")
+
+
+def has_json_lines(path: Path) -> bool:
+    """Whether a file is JSON lines: by its ending, or a .json file whose first line is a whole object, unlike SQuAD's.
+
+    The scripts of transformers, and `to_json` of `datasets`, name JSON lines so.
+    """
+    name = plain_name(path)
+    if name.endswith(JSON_LINES) or not name.endswith(".json") or not path.is_file():
+        return name.endswith(JSON_LINES)
+    first = next((line for _, line in numbered_lines(path) if line.strip()), "")
+    try:
+        value = json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and not isinstance(value.get("data"), list)
 
 
 def check_file(path: Path) -> None:
@@ -475,13 +491,13 @@ JSON_LINES = (".jsonl", ".ndjson")
 
 def is_stored(path: Path) -> bool:
     """Whether a file has named, typed columns (JSON lines, Parquet, prepared data), unlike TSV and CSV."""
-    return str(path).startswith(TFDS) or plain_name(path).endswith((*JSON_LINES, ".parquet"))
+    return str(path).startswith(TFDS) or plain_name(path).endswith(".parquet") or has_json_lines(path)
 
 
 def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = False) -> Table:
     """Reads these columns, example by example. The ending of the file name determines the format.
 
-    .jsonl, .ndjson  one object on each line
+    .jsonl, .ndjson  one object on each line (also .json with such lines)
     .parquet         the columns of the file, or of several (files_of)
     .csv             quoted as in RFC 4180
     tfds:            data prepared by TensorFlow Datasets, tfds:NAME[:SPLIT]
@@ -498,7 +514,7 @@ def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = Fal
     name = plain_name(path)
     if name.endswith(".parquet"):
         return _read_parquet(path, columns)
-    if name.endswith(JSON_LINES):
+    if has_json_lines(path):
         return _read_json(path, columns)
     skipped: list[UserError] = []
     present, records = delimited_records(
