@@ -108,7 +108,7 @@ def run_command(line: Sequence[str], variables: Mapping[str, str] | None = None)
         finally:
             signal.signal(signal.SIGTERM, before)
     if process.returncode in (EXIT_STOPPED, -signal.SIGTERM):
-        raise Stopped(f"stopped: {' '.join(line[1:4])}. The same command resumes it")
+        raise Stopped(f"{' '.join(line[1:4])} was stopped; the same command resumes it")
     if process.returncode:
         raise UserError(f"{' '.join(line[1:4])} ended with code {process.returncode}; its own message is above")
     return printed

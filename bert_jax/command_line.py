@@ -13,8 +13,10 @@ import functools
 import gc
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from bert_jax.errors import RunAgain, Stopped, UserError, one_line
@@ -73,8 +75,10 @@ def outcome(error: BaseException) -> tuple[int, str] | None:
     match error:
         case UserError():
             return EXIT_USER_ERROR, f"error: {error}"
-        case Stopped():
-            return EXIT_STOPPED, str(error)
+        case Stopped(cause=cause):
+            program = "bert-jax" if Path(sys.argv[0]).name == "bert-jax" else "python -m bert_jax"
+            code = EXIT_STOPPED if cause == "SIGTERM" else EXIT_INTERRUPTED
+            return code, f"{error}: {program} {shlex.join(sys.argv[1:])}"
         case RunAgain():
             return EXIT_LOST, f"error: {error}"
         case KeyboardInterrupt():

@@ -36,10 +36,14 @@ def naming_arguments() -> Iterator[None]:
 
 
 class Stopped(BaseException):
-    """SIGTERM arrived and the work was saved. The message says where, and how to resume.
+    """SIGTERM or Ctrl-C arrived, and the work was saved. The message says where, and how to resume.
 
     Like KeyboardInterrupt it is not an Exception: a signal can arrive anywhere, and error handlers must not catch it.
     """
+
+    def __init__(self, message: str, cause: str = "SIGTERM") -> None:
+        super().__init__(f"{cause}: {message}")
+        self.cause = cause
 
 
 class RunAgain(Exception):

@@ -1,7 +1,7 @@
 r"""A task of your own: texts or pairs in a table, or tagged words in CoNLL columns or CoNLL-U.
 
-    bert-jax finetune --config own --workdir runs/stars --config.init_from=CHECKPOINT \
-        --config.task.train=train.tsv --config.task.dev=dev.tsv --config.task.text=review --config.task.label=stars
+    bert-jax finetune --config own --train train.tsv --dev dev.tsv --text review --label stars --model CHECKPOINT \
+        --output runs/stars
 
 The file name determines the format: .csv (quoted as in RFC 4180), .jsonl (one object per line), .parquet,
 tfds:NAME[:SPLIT] (data that TensorFlow Datasets has prepared in TFDS_DATA_DIR); any other file is a TSV, with one

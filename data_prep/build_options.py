@@ -142,17 +142,13 @@ ENGINES = ("local", "beam", "ray")  # data_prep/engines
 DESCRIPTION = """\
 Builds pretraining examples from text: sentences, token ids, pairs, fixed-width Arrow shards with a manifest.
 
-  bert-jax build-examples --input 'books/*.txt.xz' --tokenizer vocab.txt --output data/books_128 \\
-      --seq_len 128 --objective nsp --masking dynamic --mask_unit word
+  bert-jax build-examples --input 'books/*.txt.xz' --tokenizer vocab.txt --output data/books_128 --seq_len 128
 
-The input is text with a blank line between documents (or another line, --document_separator), .jsonl, .csv, .tsv,
-.parquet, .arrow, a folder of Hugging Face's save_to_disk, .warc, .wet or .xml of MediaWiki, each plain or .bz2 .gz .xz
-.zst, on this machine, gs://, s3:// or hf://; or hf:ORG/NAME[:CONFIG[:SPLIT]] or tfds:NAME[:SPLIT]. A file that is
-recognized as another format is refused.
-Lines are split into sentences, so a line may be a sentence or a paragraph.
-OUTPUT gets train/, eval/ (documents chosen by a hash of their text), tokenizer/ and manifest.json; docs/data_format.md
-describes them. The job writes to OUTPUT.incomplete. If it is stopped or killed, the same command continues it. The
-same text and options give the same shards, byte for byte, with any number of workers.
+The input is text with a blank line between documents, .jsonl, .csv, .tsv, .parquet, .arrow, a folder of Hugging Face's
+save_to_disk, .warc, .wet or .xml of MediaWiki, each plain or .bz2 .gz .xz .zst, on this machine, gs://, s3:// or hf://;
+or hf:ORG/NAME[:CONFIG[:SPLIT]] or tfds:NAME[:SPLIT]. A line may be a sentence or a paragraph.
+OUTPUT gets train/, eval/ (documents chosen by a hash of their text), tokenizer/ and manifest.json. The same text and
+options give the same bytes, with any number of workers. A job that was stopped continues by the same command.
 """
 
 
@@ -173,121 +169,105 @@ class BuildOptions(Reading):
         help="tokens in a row, for example 128", metavar="T", valid=between(8, 65535), aliases=["max_length"]
     )
     weights: tuple[float, ...] = option(
-        (), "how often each pattern's documents are read, for example 1,0.5,3; default 1 each", metavar="W,W"
+        (), "how often each pattern's documents are read, such as 1,0.5,3", metavar="W,W"
     )
     newlines: str = option(
         "join",
-        "line breaks within a document: join (each becomes a space, or nothing between Chinese, Japanese or Thai "
-        "characters), or keep them and all other white space (byte-level BPE only)",
+        "line breaks: join (a space, or none in Chinese), or keep (byte BPE)",
         choices=("join", "keep"),
     )
-    dedup: bool = option(False, "skip documents that are equal, byte for byte, to an earlier one")
+    dedup: bool = option(False, "skip documents that equal an earlier one, byte for byte")
     objective: str = option(
         "nsp",
-        "nsp (BERT), sop (ALBERT), full_sentences or doc_sentences (RoBERTa), or single (SpanBERT)",
+        "nsp (BERT), sop (ALBERT), full_sentences, doc_sentences (RoBERTa), single (SpanBERT)",
     )
     masking: str = option(
         "dynamic",
-        "dynamic (masks change every epoch) or static (masks are stored in the rows)",
+        "dynamic (new masks every epoch), static (stored)",
         choices=("dynamic", "static"),
     )
     mask_unit: str = option(
         "token",
-        "what is masked as a whole: token (the original BERT), word, ngram (1 to 3 words, ALBERT), span (1 to 10 "
-        "words, SpanBERT) or infill (any number of words, also none, by one mask, BART; dynamic masking only)",
+        "token, word, ngram (ALBERT), span (SpanBERT), infill (BART)",
         choices=masking_rule.UNITS,
     )
     mask_rate: float = option(
         0.15,
-        "share of the tokens of a sequence that is predicted",
+        "share of a sequence's tokens to predict",
         metavar="R",
         valid=Valid(lambda rate: 0 < rate <= 1, "a share above 0 and at most 1, such as 0.15"),
     )
     mask_split: tuple[float, ...] = option(
         (0.8, 0.1, 0.1),
-        "shares of the predicted tokens that become [MASK], become a random token, or stay; default 0.8,0.1,0.1",
+        "of these, shares of [MASK], random, unchanged; default 0.8,0.1,0.1",
         metavar="M,R,K",
         valid=Valid(lambda shares: len(shares) == 3, "three shares that sum to 1, such as 0.8,0.1,0.1"),
     )
-    random_tokens: str = option(
-        "uniform", "distribution of random tokens: uniform, or unigram (that of the text; dynamic masking only)"
-    )
+    random_tokens: str = option("uniform", "uniform, or unigram (as in the text)")
     reorder_rate: float = option(
         0.0,
-        "share of the tokens that is in shuffled trigrams and predicted, in addition to masking (StructBERT)",
+        "share of tokens to shuffle, predicted too (StructBERT)",
         metavar="R",
     )
     dupe_factor: int = option(
         1,
-        "how many times rows are made from each document, with other pairs, static masks, noise or packing",
+        "times that a document is used, with other pairs and masks",
         metavar="K",
         valid=between(1, 1000),
     )
-    pack: int = option(
-        1, "maximum number of sequences in a row; 1 disables packing", metavar="S", valid=between(1, 256)
-    )
+    pack: int = option(1, "most sequences in a row; 1: no packing", metavar="S", valid=between(1, 256))
     eval_fraction: float = option(
         0.01,
-        "share of the documents that is held out in eval/",
+        "share of documents to hold out in eval/",
         metavar="R",
         valid=Valid(lambda share: 0 <= share < 1, "a share of at least 0 and below 1"),
     )
     short_seq_prob: float | None = option(
         None,
-        "share of documents that give shorter sequences, for nsp and sop; default 0.1, or 0 with --pack",
+        "nsp, sop: share of shorter sequences; default 0.1, or 0 with --pack",
         metavar="P",
         valid=between(0, 1),
     )
-    delete_rate: float = option(
-        0.0, "share of the tokens that is deleted, as noise", metavar="R", valid=between(0, 0.5)
-    )
-    insert_rate: float = option(
-        0.0, "random tokens inserted for each token, as noise", metavar="R", valid=between(0, 0.5)
-    )
+    delete_rate: float = option(0.0, "noise: share of tokens to delete", metavar="R", valid=between(0, 0.5))
+    insert_rate: float = option(0.0, "noise: random tokens to insert, per token", metavar="R", valid=between(0, 0.5))
     permute_sentences: float = option(
         0.0,
-        "share of the sentences of each document in a sequence that is shuffled, as noise; not for nsp and sop (BART)",
+        "noise: share of sentences to shuffle (BART; not nsp, sop)",
         metavar="R",
         valid=between(0, 1),
     )
     rotate_documents: float = option(
         0.0,
-        "share of the documents in sequences that begins at a random token, as noise; not for nsp and sop (BART)",
+        "noise: share of documents to rotate (BART; not nsp, sop)",
         metavar="R",
         valid=between(0, 1),
     )
     lowercase: bool | None = option(
         None,
-        "lower-case the text, or --nolowercase to keep its case: for a vocab.txt only; default: lower-case unless "
-        "the vocabulary holds capitals",
+        "for a vocab.txt, or --nolowercase; default: unless it holds capitals",
     )
-    format: str = option(
-        "arrow", "format of the shards: arrow, or for other programs tfds", choices=output_files.FORMATS
-    )
-    engine: str = option("local", "what runs the job: local, beam or ray (docs/data.md)", choices=ENGINES)
+    format: str = option("arrow", "of the shards: arrow, or for other programs tfds", choices=output_files.FORMATS)
+    engine: str = option("local", "local, beam or ray (docs/data.md)", choices=ENGINES)
     engine_options: str = option(
-        "", "flags for beam or ray, for example '--runner=FlinkRunner'; default: none", metavar="FLAGS", dashes=True
+        "", "flags for beam or ray, such as '--runner=FlinkRunner'", metavar="FLAGS", dashes=True
     )
     part: str = option(
         "",
-        "build only one share of the files, I/N with I from 0 to N-1, for merge_shards; all/N: all of them, several at "
-        "a time, merged; +K: as share K, to merge with an earlier output; default: the files are not divided",
+        "a share, for merge-shards; all/N: all; +K: a later one",
         metavar="I/N",
     )
     unit_mb: float = option(
         0.0,
-        "MB of text in a work unit; 0: a 16th of the text, from 1 to 8",
+        "text of a work unit; 0: a 16th of all, 1 to 8",
         metavar="MB",
         valid=Valid(lambda size: size == 0 or 0.01 <= size <= 1000, "0 (chosen by size), or from 0.01 to 1000"),
     )
     token_cache: str | Path | None = option(
         None,
-        "folder that keeps token ids for later jobs on the same text, as with another --seq_len; default: none",
+        "folder of token ids for later jobs on the same text",
         metavar="DIR",
     )
-    token_cache_gb: float = option(
-        50.0, "maximum size of the token cache in GB (2.2 bytes a token)", metavar="GB", valid=between(0, 1e9)
-    )
+    token_cache_gb: float = option(50.0, "its maximum size (2.2 bytes a token)", metavar="GB", valid=between(0, 1e9))
     seed: int = option(
         0,
         "seed of pairs and masks",

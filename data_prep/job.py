@@ -92,17 +92,16 @@ def keeping_units(output: Path) -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
-        raise Stopped("stopped by SIGTERM")
+        raise Stopped("no unit was finished; run the same command again")
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
-    except Stopped as stopped:
+    except Stopped:
         for folder in (incomplete_path(output), *parts_folder(output).glob("*-of-*")):
             if finished_units(folder) or (folder / MANIFEST).exists():
                 place = folder if folder == incomplete_path(output) else parts_folder(output)
-                advice = f"finished units are kept in {place}: run the same command again to resume"
-                raise Stopped(f"{stopped}; {advice}") from None
+                raise Stopped(f"finished units are kept in {place}; run the same command again to resume") from None
         raise
     finally:
         signal.signal(signal.SIGTERM, before)

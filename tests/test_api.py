@@ -750,9 +750,11 @@ def endpoint(folder: Path, asked: list[str]) -> Iterator[str]:
 LOAD = """
 import sys, bert_jax
 from bert_jax.errors import UserError
+from bert_jax.interop.open_checkpoint import open_checkpoint
 for name in sys.argv[1:]:
     try:
         print(bert_jax.load(name))
+        assert name.startswith("/") or open_checkpoint(name).origin == "hf:" + name.removeprefix("hf:")
     except UserError as error:
         print(error)
 """
@@ -762,6 +764,7 @@ TOKENIZERS = """
 import sys
 from bert_jax.tokenization import vocabulary
 from bert_jax.errors import UserError
+assert vocabulary.load("hf:org/tiny").vocab_size == vocabulary.load("org/tiny").vocab_size
 print(vocabulary.load("hf:org/tiny").vocab_size)
 try:
     vocabulary.load("hf:org/nonesuch")

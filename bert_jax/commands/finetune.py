@@ -4,11 +4,13 @@ import json
 import sys
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 
-from bert_jax.commands.pretrain import read_arguments
+from bert_jax.commands.pretrain import TrainOptions, read_arguments
 from bert_jax.config import FinetuneConfig, loading
+from bert_jax.config.options import option
 from bert_jax.tasks import named, trials
 from bert_jax.tasks.finetuning import finetune
 from bert_jax.train import distributed
@@ -18,11 +20,10 @@ WIDTH = 160  # columns of the tables where no terminal limits them
 
 DESCRIPTION = f"""Fine-tunes a checkpoint on a named task or on your own files, and prints the metrics as JSON.
 
-  bert-jax finetune --config glue:task=sst2 --workdir runs/sst2 --config.init_from=CHECKPOINT
-  bert-jax finetune --config own --workdir runs/stars --config.init_from=CHECKPOINT \\
-      --config.task.train=train.tsv --config.task.dev=dev.tsv --config.task.text=review --config.task.label=stars
+  bert-jax finetune --config glue:task=sst2 --model CHECKPOINT --output runs/sst2
+  bert-jax finetune reviews.csv --text review --label stars --model CHECKPOINT --output runs/stars
 
-CHECKPOINT is a workdir, a step in it, an export, a Hugging Face folder, or hf:NAME (hf:bert-base-uncased, hf:ORG/NAME).
+CHECKPOINT is a workdir, a step in it, an export, a Hugging Face folder, or a name on the Hub (ORG/NAME).
 {textwrap.fill(f"Named tasks: {', '.join(named.TASKS)}.", 120)}
 Their files are in --config.task.data_dir, by default $BERT_JAX_DATA; of ewt, bert_jax includes a part.
 
@@ -45,8 +46,15 @@ If the run is interrupted, run the same command again to resume. docs/finetuning
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions(TrainOptions):
+    config: str = option("own", "a recipe by its name, e.g. glue:task=sst2, or a file", metavar="RECIPE")
+
+
 def main(arguments: Sequence[str]) -> None:
-    options, config = read_arguments("finetune", DESCRIPTION, FinetuneConfig, arguments)
+    if arguments and not arguments[0].startswith("-"):  # the file to train on
+        arguments = ["--train", *arguments]
+    options, config = read_arguments("finetune", DESCRIPTION, FinetuneOptions, FinetuneConfig, arguments)
     with distributed.processes(options):
         write_on_every_host()
         result = finetune(config, options.workdir, verbose=options.verbose)

@@ -14,6 +14,7 @@ from bert_jax.train.compilation import enable_compilation_cache, write_on_every_
 from bert_jax.train.describe import VERBOSE
 
 Config = TypeVar("Config")
+Options = TypeVar("Options", bound="TrainOptions")
 
 DESCRIPTION = f"""Pretrains an encoder on shards by masked language modeling, and by next-sentence or sentence-order
 prediction if the shards have such labels. A causal model (the recipe gpt) learns to predict the next token.
@@ -49,12 +50,14 @@ class TrainOptions(distributed.ProcessOptions):
     """The flags of a training command; --config.KEY=VALUE sets the rest."""
 
     config: str = option(help="a recipe by its name, e.g. bert_base, or a file", metavar="RECIPE")
-    workdir: str = option(help="folder of checkpoints and result: local, gs:// or s3://", metavar="DIR")
+    workdir: str = option(
+        help="folder of checkpoints and result: local, gs:// or s3://", metavar="DIR", aliases=["output"]
+    )
     verbose: bool = option(False, VERBOSE)
 
 
 def main(arguments: Sequence[str]) -> None:
-    options, config = read_arguments("pretrain", DESCRIPTION, PretrainConfig, arguments)
+    options, config = read_arguments("pretrain", DESCRIPTION, TrainOptions, PretrainConfig, arguments)
     # The processes of a run connect before it touches a device.
     with distributed.processes(options):
         write_on_every_host()
@@ -64,10 +67,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def read_arguments(
-    command: str, description: str, config_class: type[Config], arguments: Sequence[str]
-) -> tuple[TrainOptions, Config]:
+    command: str, description: str, options_class: type[Options], config_class: type[Config], arguments: Sequence[str]
+) -> tuple[Options, Config]:
     """Returns the flags of a training command, and the configuration that they give."""
-    options, overrides = parse_known(f"bert-jax {command}", description, TrainOptions, arguments)
+    options, overrides = parse_known(f"bert-jax {command}", description, options_class, arguments)
     enable_compilation_cache()
     # Arguments that are no flags are keys of the configuration, such as --config.steps=10.
     return options, config_lib.from_flags(config_class, options.config, overrides)

@@ -146,7 +146,7 @@ class Stages:
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise Stopped("SIGTERM: run the same command again to resume the stage that was stopped")
+    raise Stopped("run the same command again to resume the stage that was stopped")
 
 
 def _command_line(command: str, *arguments: str, **flags: Any) -> list[str]:

@@ -20,6 +20,7 @@ import importlib.util
 import inspect
 import operator
 import pathlib
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -255,10 +256,9 @@ def load(config_class: type[Config], values: Values, where: str = "config") -> C
 
 def help_text(config: type) -> str:
     """Returns the lines of `--help` that list the short flags of a command with this configuration."""
-    flags = {flag: key for flag, key in KEYS.items() if _defines(config, key)}
-    width = max(map(len, flags)) + len("=VALUE")
-    lines = [f"  --{f'{flag}=VALUE':{width}}  --config.{key}=VALUE" for flag, key in flags.items()]
-    return "\n".join(["Flags of other commands that are accepted here, too, and the keys that they set:", "", *lines])
+    flags = [f"--{flag}: {key}" for flag, key in KEYS.items() if _defines(config, key)]
+    listed = textwrap.fill(", ".join(flags), 96, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return f"Some keys have a flag of their own, such as --model=VALUE for --config.init_from=VALUE:\n{listed}"
 
 
 def _run_recipe(recipe_name: str) -> Values:
@@ -297,8 +297,8 @@ def _split_flags(config_class: type, arguments: Sequence[str]) -> Iterator[tuple
             if _defines(config_class, name):
                 raise UserError(f"unknown flag --{flag}; write the key as --config.{flag}=VALUE")
             key = _meant(flag, config_class)
-            advice = f"did you mean --config.{key}?" if key else "write overrides as --config.KEY=VALUE"
-            raise UserError(f"unknown flag --{flag}; {advice.replace('--config.--', '--')}")
+            advice = _did_you_mean("--config", key) if key else "write overrides as --config.KEY=VALUE"
+            raise UserError(f"unknown flag --{flag}; {advice}")
         if not equals:
             value = next(rest, "--")
             if value.startswith("--"):
@@ -482,11 +482,14 @@ def _unknown_key(where: str, key: str, group: Any, root: Any = None) -> str:
     inside = _meant(key, group)  # learning_rate, say, of optimizer
     outside = _meant(key, root, cutoff=0.75 if known else 1.0) if root and not inside else ""
     if inside or outside:
-        meant = f"{where}.{inside}" if inside else f"config.{outside}"
-        advice = f"did you mean {meant.replace('config.--', '--')}?"
+        advice = _did_you_mean(where, inside) if inside else _did_you_mean("config", outside)
     else:
         advice = nearest(key, known, f"{where}.") if known else f"{where}={group.kind} has no keys"
     return f"unknown key {where}.{key}; {advice}"
+
+
+def _did_you_mean(group: str, key: str) -> str:
+    return f"did you mean {key if key.startswith('--') else f'{group}.{key}'}?"  # a flag is no key of a group
 
 
 def _meant(word: str, root: Any, cutoff: float = 0.75) -> str:

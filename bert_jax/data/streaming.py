@@ -90,7 +90,7 @@ class RangeFiles:
             return lambda offset, length: opened.read_at(length, offset)
 
         # pyarrow wraps an fsspec store here, such as the Hub's. An open fsspec file reads ahead, and has one position,
-        # which threads would share. So every range opens the file anew, without a cache, and costs one request.
+        # which threads would share. So every range opens the file again, without a cache, and costs one request.
         def read(offset: int, length: int) -> Any:
             try:
                 with handler.fs.open(path, "rb", cache_type="none") as file:

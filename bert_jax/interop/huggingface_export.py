@@ -30,6 +30,8 @@ from bert_jax.storage.files import atomic_folder, read_json, write_json
 from bert_jax.tokenization.engine import template
 from bert_jax.tokenization.tokenizer import Tokenizer
 
+IDENTITY = "torch.nn.modules.linear.Identity"
+
 
 def write_sentence_transformer(loaded: LoadedModel, directory: str | Path) -> None:
     """Writes the encoder as a folder for sentence-transformers, with its embedding task's settings.
@@ -281,6 +283,11 @@ def task_fields(loaded: LoadedModel) -> dict[str, Any]:
         types = huggingface.PROBLEM_TYPES
         kind = (loaded.task or {}).get("kind", "")
         values["problem_type"] = types[kind if kind in types else huggingface.task_kind(loaded.heads)]
+    if values.get("problem_type") == huggingface.PROBLEM_TYPES["regression"]:
+        # CrossEncoder of sentence-transformers applies a sigmoid to a single output, unless config.json names another
+        # activation: under this key since its version 4, and under the second one before.
+        values["sentence_transformers"] = {"activation_fn": IDENTITY}
+        values["sbert_ce_default_activation_function"] = IDENTITY
     return values
 
 
@@ -289,7 +296,11 @@ def _save_tokenizer(loaded: LoadedModel, directory: Path) -> None:
     words, types = loaded.vocabulary, loaded.model.segment_types > 1
     Tokenizer(words.spec).save(directory)
     settings = directory / sentence_transformers.TOKENIZER_FILE
-    longest = min((loaded.task or {}).get("max_length", sys.maxsize), loaded.model.max_positions)
+    longest = loaded.model.max_positions
+    # Programs cut texts to model_max_length. bert_jax cuts them to the task's length, too, except for taggers, which
+    # continue a long sentence in further rows.
+    if not loaded.heads.tags:
+        longest = min((loaded.task or {}).get("max_length", sys.maxsize), longest)
     # Of the classes in transformers, only BERT's gives token types without model_input_names.
     inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     values = read_json(settings) | {"model_max_length": longest, "model_input_names": inputs}

@@ -93,7 +93,7 @@ def render(loaded: LoadedModel, family: Family, class_name: str, parameters: int
         loading = (
             f"```python\nfrom transformers import AutoTokenizer, {class_name}\n\n"
             'tokenizer = AutoTokenizer.from_pretrained("PATH")\n'
-            f'model = {class_name}.from_pretrained("PATH")\n```\n\n' + _WITH_BERT_JAX
+            f'model = {class_name}.from_pretrained("PATH")\n```\n\n' + _tagging_call(loaded) + _WITH_BERT_JAX
         )
     elif loading == SENTENCE_TRANSFORMERS:
         library, pipeline, loading = SENTENCE_TRANSFORMERS, "sentence-similarity", _WITH_SENTENCE_TRANSFORMERS
@@ -127,6 +127,20 @@ def render(loaded: LoadedModel, family: Family, class_name: str, parameters: int
         "\n".join(f"- {limit}" for limit in _limits(loaded)),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _tagging_call(loaded: LoadedModel) -> str:
+    """The call of transformers that finds the entities that bert_jax finds; empty for models without tags."""
+    if loaded.heads.tags < 2:
+        return ""
+    # By default transformers takes pieces as words, and cuts a long text at its maximum in silence.
+    strategy = "average" if (loaded.task or {}).get("decode") == "mean" else "first"
+    stride = loaded.model.max_positions // 4
+    return (
+        "Tags of whole words, for texts of any length:\n\n```python\nfrom transformers import pipeline\n\n"
+        f'tagger = pipeline("token-classification", "PATH", aggregation_strategy="{strategy}", stride={stride})\n'
+        'print(tagger("Some text."))\n```\n\n'
+    )
 
 
 def _data_section(loaded: LoadedModel) -> list[str]:

@@ -30,6 +30,7 @@ from bert_jax.storage.location import (
     check_access,
     local_folder,
     location,
+    model_address,
     named_folder,
     read_json,
     store_errors,
@@ -75,7 +76,9 @@ def open_checkpoint(
     # A name on the Hub opens as the folder in its cache, but messages and model cards show the name.
     named = named_folder(path)
     if named is not path:
-        return dataclasses.replace(open_checkpoint(named, average, merged, average_key), origin=str(path))
+        return dataclasses.replace(
+            open_checkpoint(named, average, merged, average_key), origin=str(model_address(path))
+        )
     path = location(path)
     check_access(path)
     if isinstance(path, Path):

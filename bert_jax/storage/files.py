@@ -18,7 +18,7 @@ import socket
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import IO, Any
 
@@ -484,13 +484,20 @@ def is_pickle(name: str | PurePath) -> bool:
 def refuse_pickle(path: Path) -> None:
     """Refuses a file of pickled weights. The message tells why, and how to convert it."""
     if path.is_file() and is_pickle(path):
-        raise pickle_error(path.parent, path.name)
+        config = path.parent / "config.json"
+        raise pickle_error(path.parent, path.name, read_json(config) if config.is_file() else {})
 
 
-def pickle_error(source: str | PurePath, name: str) -> UserError:
-    """The error for a pickle in a folder, or in a model on the Hub."""
+def pickle_error(source: str | PurePath, name: str, config: Mapping[str, Any]) -> UserError:
+    """The error for a pickle in a folder, or in a model on the Hub; `config` is the content of its config.json."""
+    # The class that the weights have: another one drops their heads, and adds random ones.
+    architectures = config.get("architectures")
+    class_name = architectures[0] if isinstance(architectures, list) and architectures else architectures
+    hint = ""
+    if not isinstance(class_name, str) or not class_name.isidentifier():
+        class_name, hint = "AutoModel", ". config.json names no class in architectures; AutoModel keeps no head"
     return UserError(
         f"{source} holds {name}, a pickle: reading one can run any code that it contains. If you "
-        "trust it, convert it once with transformers: AutoModelForPreTraining.from_pretrained(FOLDER)."
-        "save_pretrained(NEW_FOLDER), and the tokenizer likewise"
+        f"trust it, convert it once with transformers: {class_name}.from_pretrained(FOLDER)."
+        f"save_pretrained(NEW_FOLDER), and the tokenizer likewise{hint}"
     )

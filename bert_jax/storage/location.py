@@ -403,19 +403,21 @@ _FILES = {
 }
 
 
-def model_address(source: str | Path) -> str | Path:
+def model_address(source: str | PurePath) -> str | PurePath:
     """Returns hf:NAME for the name of a model on the Hub, and anything else as it is.
 
     A path that exists is no such name, unless it has the prefix hf: already.
     """
     name = str(source)
-    if name.startswith(PREFIX) or isinstance(source, Path) or Path(name).exists() or not _NAME.fullmatch(name):
+    if name.startswith(PREFIX) or isinstance(source, PurePath) or Path(name).exists() or not _NAME.fullmatch(name):
         return source
     return PREFIX + name
 
 
 def named_folder(address: str | PurePath, kind: Literal["checkpoint", "tokenizer"] = "checkpoint") -> str | PurePath:
-    """Downloads hf:NAME, a model on the Hub, to the Hub's cache and returns its folder; anything else as it is.
+    """Downloads a model on the Hub to the Hub's cache and returns its folder; returns a path as it is.
+
+    A name needs no hf: before it unless a path of the same name exists (model_address).
 
     Args:
         kind: checkpoint: the whole model; tokenizer: no weights.
@@ -423,7 +425,7 @@ def named_folder(address: str | PurePath, kind: Literal["checkpoint", "tokenizer
     Raises:
         UserError: no model has this name, the download fails, or the model has pickled weights only.
     """
-    name = str(address)
+    name = str(model_address(address))
     if not name.startswith(PREFIX) or "://" in name:
         return address
     name = name.removeprefix(PREFIX)
@@ -443,7 +445,8 @@ def named_folder(address: str | PurePath, kind: Literal["checkpoint", "tokenizer
             except Exception as error:  # the connection's package has errors of its own
                 raise OSError(first_line(error)) from error
             if pickle := min(filter(is_pickle, files), key=lambda file: ("model" not in file, file), default=""):
-                raise pickle_error(address, pickle)
+                config = folder / "config.json"
+                raise pickle_error(address, pickle, read_json(config) if config.is_file() else {})
         return folder
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
         raise UserError(

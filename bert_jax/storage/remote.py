@@ -408,7 +408,7 @@ def _find_remote(pattern: str) -> list[FoundFile]:
         raise UserError(f"{pattern}: the bucket may not contain wildcards. Name it")
     store, _ = open_store(pattern)
     # Without a wildcard, the name itself is looked up. With one, everything below the last folder before it is listed,
-    # recursively only if the pattern goes on below that level.
+    # recursively only if the pattern has more levels.
     if first == len(parts):
         infos = [store.get_file_info("/".join(parts))]
     else:

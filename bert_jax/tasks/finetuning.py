@@ -108,12 +108,12 @@ def check(
 def run_sweep(
     settings: Sequence[Setting],
     workdir: Location,
-    run: Callable[[FinetuneConfig, Location], tuple[dict[str, Any], str, bool]],
+    run: Callable[[FinetuneConfig, Location], tuple[dict[str, Any], str, str]],
 ) -> dict[str, Any]:
     """Runs all settings, copies the best one to the workdir, and returns its result.json.
 
     Args:
-        run: Fine-tunes a configuration in a folder; returns the result, the metric that selects, and whether SIGTERM
+        run: Fine-tunes a configuration in a folder; returns the result, the metric that selects, and the signal that
             arrived at the end.
 
     Returns:
@@ -128,7 +128,7 @@ def run_sweep(
         result, chosen_by, stop = run(setting.config, workdir / setting.folder)
         results.append(result)
         if stop and setting is not settings[-1]:
-            raise Stopped(f"SIGTERM: {setting.folder} is complete, later ones are not; run the same command to resume")
+            raise Stopped(f"{setting.folder} is complete, later ones are not; run the same command to resume", stop)
     means = [result["metrics"].get(chosen_by, {}).get("mean") for result in results]
     index = max(range(len(means)), key=lambda index: trials.score(means[index], chosen_by))
     best = settings[index]
@@ -192,7 +192,7 @@ def finetune(
     check(config, settings, workdir, tokenizer, kept)
     by_folder: dict[Location, dict[str, Split]] = {}
 
-    def run(setting: FinetuneConfig, folder: Location) -> tuple[dict[str, Any], str, bool]:
+    def run(setting: FinetuneConfig, folder: Location) -> tuple[dict[str, Any], str, str]:
         tuned = _finetune(setting, folder, tokenizer, verbose, kept)
         # Splits take memory, and only a submission needs them.
         if config.task.submission:
@@ -210,7 +210,7 @@ class _Tuned(NamedTuple):
 
     result: dict[str, Any]  # the content of result.json
     chosen_by: str  # the metric that selects
-    stop: bool  # whether SIGTERM arrived at the end
+    stop: str  # the signal that arrived at the end, if any
     splits: dict[str, Split]
 
 

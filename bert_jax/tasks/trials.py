@@ -285,14 +285,14 @@ def _cell(value: float | None) -> str:
 
 def train(
     task: Task, rows: Mapping[str, TaskRows], runs: Mapping[Trial, Run]
-) -> tuple[dict[Trial, dict[str, float]], dict[Trial, int], bool]:
+) -> tuple[dict[Trial, dict[str, float]], dict[Trial, int], str]:
     """Trains or resumes all runs, and measures them.
 
     Args:
         rows: The rows by split.
 
     Returns:
-        By trial the final metrics and the step of the parameters that are kept, and whether SIGTERM arrived at the end:
+        By trial the final metrics and the step of the parameters that are kept, and the signal that arrived at the end:
         start nothing more then.
 
     Raises:
@@ -300,11 +300,11 @@ def train(
     """
     metrics: dict[Trial, dict[str, float]] = {}
     steps: dict[Trial, int] = {}
-    stop = False
+    stop = ""
     for trial, run in runs.items():
         result = loop.fit(run)
-        if (stop := result.stop_requested) and trial != list(runs)[-1]:
-            raise Stopped(f"SIGTERM: {run.workdir} is complete, later seeds are not; run the same command to resume")
+        if (stop := result.stopped_by) and trial != list(runs)[-1]:
+            raise Stopped(f"{run.workdir} is complete, later seeds are not; run the same command to resume", stop)
         metrics[trial], steps[trial] = _measured(task, rows, run, result), result.kept
         # Its parameters are on the devices, where the next seed needs the memory.
         del result

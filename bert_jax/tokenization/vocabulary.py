@@ -4,6 +4,7 @@ Training needs no more from a tokenizer. bert_jax.tokenization.tokenizer adds en
 """
 
 import functools
+import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -170,10 +171,16 @@ def _read(path: Path, lowercase: bool | None) -> TokenizerSpec:
             )
         file = path / name
     try:
-        whole = path / "tokenizer.json"
-        if is_folder and (path / "added_tokens.json").exists() and not whole.exists():
-            raise UserError("has added_tokens.json but no tokenizer.json. Save it again with a fast tokenizer")
+        whole, added = path / "tokenizer.json", path / "added_tokens.json"
         spec = _read_file(file, read_settings(file.parent), lowercase)
+        if is_folder and added.exists() and not whole.exists():
+            # Tokens with a role and its id add nothing; old versions of transformers also wrote empty files.
+            known = dict(zip(spec.all_tokens(), itertools.count(), strict=False))
+            if further := [t for t, index in read_json(added).items() if t not in spec.roles or known[t] != index]:
+                raise UserError(
+                    f"has added_tokens.json with {further[0]!r} but no tokenizer.json. Save it again with a fast "
+                    "tokenizer"
+                )
         if is_folder and file.suffix == ".model" and whole.exists():
             check_added_ids(read_json(whole), spec.all_tokens())
         return spec

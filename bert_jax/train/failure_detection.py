@@ -243,7 +243,8 @@ def _send(connection: Connection, message: dict[str, Any]) -> None:
 
 def _receive(connection: Connection, seconds: float = 0.0) -> dict[str, Any] | None:
     """Returns the next message; None if none arrives in time or the other end is closed, and then closes this one."""
-    with contextlib.suppress(EOFError, OSError, ValueError):
+    # TypeError: the thread that ends the run has closed the connection after `poll`, so it has no handle any more.
+    with contextlib.suppress(EOFError, OSError, ValueError, TypeError):
         if connection.poll(seconds):
             message = json.loads(connection.recv_bytes(_LONGEST_MESSAGE))
             if isinstance(message, dict):

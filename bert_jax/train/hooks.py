@@ -2,7 +2,7 @@
 
 Read in this order: Point, which a hook receives; Hook, the interface, also for hooks of your own; Recorder, which the
 standard hooks share (clock, sums of metrics, log, checkpoints); the standard hooks, in the order of `standard_hooks`;
-Interruption, which turns SIGTERM into a flag.
+Interruption, which turns SIGTERM and Ctrl-C into a flag.
 """
 
 import contextlib
@@ -278,7 +278,7 @@ class Evaluate(Hook):
                     point.evaluation = self.measure(point.step, point.state.params, point.state.average)
             except Interrupted:
                 recorder.save(point, unlogged=True)
-                raise stopped(point.step, recorder.run.workdir) from None
+                raise stopped(point.step, recorder.run.workdir, recorder.interruption.cause) from None
             except Exception:
                 if jax.process_count() == 1:  # saving needs all processes, and only this one may have failed
                     recorder.save(point, unlogged=True)
@@ -348,7 +348,9 @@ class Log(Hook):
         shown = {name: line[name] for name in line if "loss" in name or "accuracy" in name} | held_out
         shown = {name: value for name, value in shown.items() if "/" not in name}
         shown["tokens/s"] = line["tokens_per_second"]
-        recorder.progress.update(point.step, point.fraction, recorder.clock.remaining, shown)
+        recorder.progress.update(
+            point.step, point.fraction, recorder.clock.remaining, shown, keep=bool(point.evaluation)
+        )
 
     @contextlib.contextmanager
     def during(self, step: int) -> Iterator[None]:
@@ -385,30 +387,34 @@ class Save(Hook):
 
 
 class Interrupted(BaseException):
-    """SIGTERM arrived while the process can leave at once without losing anything."""
+    """A signal arrived while the process can leave at once without losing anything."""
 
 
 class Interruption:
-    """Records SIGTERM while it is open, so that the loop can save and stop at the end of a step.
+    """Records SIGTERM and Ctrl-C while it is open, so that the loop can save and stop at the end of a step.
 
-    With several processes, jax records the signal and makes all agree on a step.
+    A second Ctrl-C quits without saving. With several processes, jax records SIGTERM and makes all agree on a step;
+    Ctrl-C then ends them at once.
+
+    Attributes:
+        cause: The signal that arrived, SIGTERM or Ctrl-C; empty if none did.
     """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.cause = ""
         self._at_once = False
         self._several = jax.process_count() > 1
-        self._previous: signal._HANDLER = None
+        self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
     def at_step_end(self) -> bool:
         """Whether to stop here. Call it once per step; all processes get the same answer."""
-        if self._several and not self.requested:
-            self.requested = distributed.stop_requested()
-        return self.requested
+        if self._several and not self.cause:
+            self.cause = "SIGTERM" if distributed.stop_requested() else ""
+        return bool(self.cause)
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Surrounds code that only reads and may take long: raises Interrupted if SIGTERM arrives or has arrived.
+        """Surrounds code that only reads and may take long: raises Interrupted if a signal arrives or has arrived.
 
         With several processes it does nothing, since the others would wait for the one that left.
         """
@@ -417,7 +423,7 @@ class Interruption:
             return
         self._at_once = True
         try:
-            if self.requested:
+            if self.cause:
                 raise Interrupted
             yield
         finally:
@@ -426,22 +432,30 @@ class Interruption:
     def __enter__(self) -> "Interruption":
         if self._several:
             return self
-        with contextlib.suppress(ValueError):  # outside the main thread, as in a notebook's worker, no signal arrives
-            self._previous = signal.signal(signal.SIGTERM, self._record)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(number) is signal.SIG_IGN:  # as Ctrl-C is for a job in the background
+                continue
+            with contextlib.suppress(ValueError):  # outside the main thread, as in a notebook's worker, none arrives
+                self._previous[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGTERM, self._previous)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
-    def _record(self, _signal: int, _frame: FrameType | None) -> None:
-        self.requested = True
+    def _record(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            if self.cause == "Ctrl-C":
+                raise KeyboardInterrupt
+            with contextlib.suppress(RuntimeError):  # it arrived while a line was printed, which cannot be interrupted
+                distributed.note("Ctrl-C: saving at the end of this step. Press it again to quit without saving")
+        self.cause = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
         if self._at_once:
             # A second signal must not interrupt the save that follows.
             self._at_once = False
             raise Interrupted
 
 
-def stopped(step: int, workdir: Location) -> Stopped:
-    """Returns the exception that ends a run after SIGTERM, once its step is saved."""
-    return Stopped(f"SIGTERM: saved step {step} in {workdir}; run the same command to resume")
+def stopped(step: int, workdir: Location, cause: str) -> Stopped:
+    """Returns the exception that ends a run after a signal, once its step is saved."""
+    return Stopped(f"saved step {step} in {workdir}; run the same command to resume", cause)

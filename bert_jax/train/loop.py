@@ -29,7 +29,7 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
     """Trains a run until its steps or its budget are used up, resuming from the workdir's newest checkpoint.
 
     Raises:
-        Stopped: SIGTERM arrived, and a checkpoint is written.
+        Stopped: SIGTERM or Ctrl-C arrived, and a checkpoint is written.
         UserError: `prepare` refuses the run, or the loss is no longer finite.
     """
     source, mesh = run.source, prepare.make_mesh(run)
@@ -68,7 +68,7 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
                 break
             if stop:  # also before the first step, because its compilation cannot be interrupted
                 recorder.save(point)
-                raise stopped(step, run.workdir)
+                raise stopped(step, run.workdir, interruption.cause)
             if step == first:
                 opened.check_held()
                 run.forget_result()  # of a run that had finished and now continues
@@ -83,4 +83,4 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
 
         batches.close()  # the thread's memory and cores are free for the last evaluation
         result = recorder.finish(point, evaluate, mesh)
-    return dataclasses.replace(result, stop_requested=interruption.requested)  # also while the last save ended
+    return dataclasses.replace(result, stopped_by=interruption.cause)  # also while the last save ended

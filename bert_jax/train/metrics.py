@@ -222,7 +222,10 @@ def _parse(text: Sequence[str]) -> list[dict[str, Any]]:
 
 
 class ProgressLine:
-    """Shows progress in process 0: a bar on a terminal, elsewhere a plain line every `seconds_between_lines`."""
+    """Shows progress in process 0: a bar on a terminal, elsewhere a plain line every `seconds_between_lines`.
+
+    A line that is kept, such as an evaluation's, is always printed; on a terminal it stays above the bar.
+    """
 
     def __init__(self, description: str, seconds_between_lines: float = 30.0) -> None:
         console = Console(stderr=True, soft_wrap=True)
@@ -240,14 +243,18 @@ class ProgressLine:
             self._task = self._bar.add_task(description, total=1.0, eta="-", note="")
             self._bar.start()
 
-    def update(self, step: int, fraction: float, eta_seconds: float | None, values: dict[str, float | None]) -> None:
+    def update(
+        self, step: int, fraction: float, eta_seconds: float | None, values: dict[str, float | None], keep: bool = False
+    ) -> None:
         """Shows the step, the fraction done, the ETA and the values, except NaN (metrics of absent targets)."""
         present = {name: value for name, value in values.items() if value is None or not math.isnan(value)}
         note = "  ".join([f"step {step}", *(f"{name} {_short(value)}" for name, value in present.items())])
         eta = duration(eta_seconds) if eta_seconds is not None else "-"
         if self._bar:
             self._bar.update(self._task, completed=fraction, eta=eta, note=note)
-        elif self._console and (time.monotonic() - self._last >= self._between or fraction >= 1):
+            if keep:
+                self.report(note)
+        elif self._console and (keep or time.monotonic() - self._last >= self._between or fraction >= 1):
             self._last = time.monotonic()
             self._console.print(f"{self._description} {fraction:4.0%}  ETA {eta}  {note}", highlight=False)
 

@@ -58,9 +58,6 @@ def make_mesh(run: Run) -> Mesh:
     refusals = {
         "neither steps nor budget_minutes is set, so the run would never end; set --config.steps=N or "
         "--config.budget_minutes=M": endless,
-        f"early_stop is {run.early_stop}; expected a number of evaluations, or 0 to train to the end": (
-            run.early_stop < 0
-        ),
         f"early_stop={run.early_stop} needs a metric to compare evaluations by; set --config.checkpoint.best": (
             run.early_stop and not best
         ),

@@ -105,7 +105,7 @@ class Result:
     evaluation: dict[str, float]
     params: dict[str, Any]
     kept: int  # the step of `evaluation` and `params`: the last one, or the best one of a run with early_stop
-    stop_requested: bool = False  # SIGTERM arrived after the last step: start nothing more
+    stopped_by: str = ""  # the signal that arrived after the last step (Interruption.cause): start nothing more
 
 
 def root_key(seed: int) -> PRNGKeyArray:

@@ -31,34 +31,31 @@ class Reading:
 
     input_format: str = option(
         "auto",
-        f"format of every input file: {', '.join(text.FORMATS)}; or auto: by its name, and text by its content, too",
+        f"of all files: auto (by name), {', '.join(text.FORMATS)}",
         metavar="NAME",
         choices=text.CHOICES,
     )
     text_field: str = option(
         "text",
-        "field or column that holds the text, in JSONL, CSV, TSV, Parquet, Arrow and TFDS",
+        "field or column of the text, in tables and JSON lines",
         metavar="NAME",
         aliases=["text"],
     )
     document: str = option(
         "blank_line",
-        "what separates the documents of text: blank_line, or file (each file is one document)",
+        "what separates documents: blank_line, or file",
         choices=("blank_line", "file"),
     )
     document_separator: str = option(
         "",
-        "the line that separates the documents of text, in place of blank lines, for example '<|endoftext|>' or ---; "
-        "default: a blank line",
+        "a line between documents instead of blank ones, such as ---",
         metavar="LINE",
         dashes=True,
     )
-    on_error: str = option(
-        "fail", "for input that cannot be used: fail, or skip and count it", choices=("fail", "skip")
-    )
+    on_error: str = option("fail", "of unusable input: fail, or skip and count it", choices=("fail", "skip"))
     workers: int = option(
         0,
-        "number of processes; 0: one for each core (ray: of the cluster)",
+        "processes; 0: one for each core (ray: of the cluster)",
         metavar="N",
         valid=Valid(lambda count: count >= 0, "0 or more (0: one for each core)"),
     )

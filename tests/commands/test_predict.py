@@ -436,7 +436,7 @@ def test_the_form_of_standard_input_is_that_of_its_first_line() -> None:
         (TEXTS, {"words": "yes"}, "words is 'yes'; expected bool"),
         (TEXTS, {"columns": Columns("review")}, "columns names the fields of objects, but all inputs are plain texts"),
         ([{"text": TEXTS[0]}], {"words": True}, "words is for plain texts, but none of the inputs is one; omit it"),
-        ("a", {}, "give a list of texts"),
+        ("a", {}, "expected a list of texts"),
     ],
 )
 def test_mistakes_in_inputs_and_options_are_refused(classifier: LoadedModel, inputs: Any, options: dict, said: str):

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from bert_jax import config
+from bert_jax.commands import finetune
 from bert_jax.config import FinetuneConfig, PretrainConfig, loading, options
 from bert_jax.errors import UserError
 from data_prep import build_options
@@ -45,9 +46,9 @@ def test_each_flag_sets_its_key_and_is_in_the_help(recipe):
     assert config.from_flags(kind, recipe, [*separate, "--config.seed", values["seed"]]) == wanted
     for flag, key in own.items():
         assert value_of(config.to_dict(wanted), key) != value_of(tree, key), flag
-        assert re.search(rf"^  --{flag}=VALUE +--config\.{re.escape(key)}=VALUE$", listed, re.MULTILINE)
+        assert f"--{flag}: {key}" in " ".join(listed.split())
     for flag in loading.KEYS.keys() - own:
-        assert f"--{flag}=VALUE" not in listed
+        assert f"--{flag}: " not in listed
         with pytest.raises(UserError, match=f"unknown flag --{flag}, which sets config.{loading.KEYS[flag]}: the"):
             config.from_flags(kind, recipe, [f"--{flag}=1"])
 
@@ -110,3 +111,17 @@ def test_options_of_data_preparation_have_the_names_of_other_commands():
 def test_mistakes_in_keywords_are_named(changes, message):
     with pytest.raises(UserError, match=f"^{message}$"):
         options.from_keywords(BuildOptions, {"input": "a", "tokenizer": "b", "output": "c"} | changes)
+
+
+def test_a_file_and_flags_are_a_whole_fine_tuning_command(monkeypatch, capsys):
+    started = []
+    monkeypatch.setattr(finetune, "finetune", lambda *run, verbose: started.append(run) or {})
+    monkeypatch.setattr(finetune.trials, "table", lambda result: "")
+    monkeypatch.setattr(finetune, "write_on_every_host", lambda: None)
+    short = ["reviews.csv", "--text=review", "--label", "stars", "--model", "hf:NAME", "--output", "runs/stars"]
+    finetune.main(short)
+    keys = {"task.train": "reviews.csv", "task.text": "review", "task.label": "stars", "init_from": "hf:NAME"}
+    finetune.main(["--config=own", "--workdir=runs/stars", *(f"--config.{key}={value}" for key, value in keys.items())])
+    assert started[0] == started[1] and started[0][1] == "runs/stars"
+    with pytest.raises(UserError, match=r"unexpected argument 'b\.csv'\. Write overrides as --config\.KEY=VALUE"):
+        finetune.main(["a.csv", "b.csv", "--output=runs/stars"])

@@ -117,7 +117,7 @@ def test_a_stopped_job_resumes_survives_a_killed_worker_and_writes_the_same_shar
     children = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     status, told = end(process)
-    assert status == command.EXIT_STOPPED and "out.incomplete: run the same command again" in told
+    assert status == command.EXIT_STOPPED and "out.incomplete; run the same command again" in told
     wait_for(lambda: not any(child.is_running() for child in children), 20)
 
     process = begin(arguments | {"workers": 1})

@@ -426,7 +426,7 @@ def test_another_job_is_refused_and_sigterm_stops_with_143(arguments: dict, runn
     running.terminate()
     _, told = running.communicate(timeout=PATIENCE)
     assert running.returncode == command.EXIT_STOPPED
-    assert "out.incomplete: run the same command again" in told.strip().splitlines()[-1]
+    assert "out.incomplete; run the same command again" in told.strip().splitlines()[-1]
     assert not arguments["output"].exists() and finished_units(arguments["output"]) >= 3
     build(BuildOptions(**arguments))
     verify(arguments["output"])
@@ -452,8 +452,8 @@ def test_sigterm_reports_kept_units_and_further_signals_change_nothing(
     with pytest.raises(errors.Stopped) as caught:
         commands_build_examples.main(command_line(arguments)[4:])
     assert ended and signal.getsignal(signal.SIGTERM) == before
-    assert str(caught.value).startswith("stopped by SIGTERM")
-    assert ("out.incomplete: run the same command again" in str(caught.value)) == kept
+    assert str(caught.value).startswith("SIGTERM: ")
+    assert ("out.incomplete; run the same command again" in str(caught.value)) == kept
 
 
 def test_killed_worker_ends_the_job_in_one_line(arguments: dict, running: subprocess.Popen) -> None:

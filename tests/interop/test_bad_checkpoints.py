@@ -1,6 +1,7 @@
 """A bad checkpoint or input gives exit code 2 and one line that names the tensor or field."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -12,10 +13,11 @@ from random_checkpoints import odd_config, random_checkpoint, write_vocabulary
 
 from bert_jax import command_line
 from bert_jax.commands import convert, embed, export, fill_mask
+from bert_jax.errors import UserError
 from bert_jax.interop import export as bert_jax_export
 from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.model.heads.config import Heads
-from bert_jax.storage.files import read_json
+from bert_jax.storage.files import read_json, refuse_pickle
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +147,24 @@ def test_a_pickle_is_refused_in_a_folder_and_as_a_path(folder, tmp_path, error_o
         message = error_of(convert.main, "--input", path, "--output", tmp_path / "out")
         assert f"{name}, a pickle: reading one can run any code" in message and "save_pretrained(NEW_FOLDER)" in message
     assert "a pickle" in error_of(export.main, "--checkpoint", folder / name, "--output", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("architectures", "advice"),
+    [
+        (["BertForSequenceClassification"], r"transformers: BertForSequenceClassification.from_pretrained(FOLDER)"),
+        ("BertForMaskedLM", "transformers: BertForMaskedLM.from_pretrained(FOLDER)"),
+        (["AntiBERTy"], "transformers: AntiBERTy.from_pretrained(FOLDER)"),
+        (None, "names no class in architectures; AutoModel keeps no head"),
+        ([], "transformers: AutoModel.from_pretrained(FOLDER)"),
+        (["no name"], "transformers: AutoModel.from_pretrained(FOLDER)"),
+    ],
+)
+def test_the_advice_for_a_pickle_names_the_class_of_the_weights(tmp_path, architectures, advice):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(UserError, match=re.escape(advice)):
+        refuse_pickle(tmp_path / "pytorch_model.bin")
 
 
 def test_sequences_longer_than_the_positions_are_refused(folder, tmp_path, error_of):

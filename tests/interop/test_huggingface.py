@@ -287,12 +287,34 @@ def test_a_model_of_another_program_reads_texts_up_to_its_positions(tmp_path):
         assert huggingface.read(folder).task["max_length"] == expected
 
 
+@pytest.mark.parametrize(
+    ("heads", "kind", "limit"),
+    [
+        (Heads(tags=3), "tagging", 24),
+        (Heads(tags=1), "token_regression", 24),
+        (Heads(pooler=True, classes=2), "classification", 12),
+        (Heads(question=True), "question", 12),
+    ],
+)
+def test_programs_cut_texts_where_the_task_cuts_them(tmp_path, heads, kind, limit):
+    """A tagger of bert_jax cuts no text: it continues a long sentence in further rows."""
+    labels = [str(index) for index in range(max(heads.classes, heads.tags))] if kind in huggingface.LABELLED else []
+    task = {"name": "own", "kind": kind, "labels": labels, "max_length": 12}
+    huggingface_export.write(
+        random_checkpoint(tmp_path / "vocabulary", odd_config(), heads, task=task), tmp_path / "out"
+    )
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == limit
+    assert huggingface.read(tmp_path / "out").task["max_length"] == 12
+
+
 def test_a_regression_survives_export(tmp_path):
     task = {"name": "stsb", "kind": "regression", "labels": []}
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(pooler=True, classes=1), task=task)
     huggingface_export.write(loaded, tmp_path / "out")
     values = json.loads((tmp_path / "out" / "config.json").read_text())
     assert values["problem_type"] == "regression" and values["id2label"] == {"0": "LABEL_0"}
+    # CrossEncoder of sentence-transformers would apply a sigmoid otherwise.
+    assert values["sentence_transformers"] == {"activation_fn": "torch.nn.modules.linear.Identity"}
     again = huggingface.read(tmp_path / "out").task
     assert again is not None and again["kind"] == "regression" and again["labels"] == []
 

@@ -178,6 +178,13 @@ def test_the_card_of_a_fine_tuned_model_has_scores_over_seeds_and_numbers_of_exa
     assert "| epochs | 3.0 |" in card and "/home" not in card
 
 
+@pytest.mark.parametrize(("decode", "strategy"), [("first", "first"), ("mean", "average")])
+def test_the_card_of_a_tagger_shows_the_call_for_whole_words_of_long_texts(tmp_path, decode, strategy):
+    task = {"name": "own", "kind": "tagging", "labels": ["O", "B-X", "I-X"], "max_length": 12, "decode": decode}
+    card = card_of(tmp_path, {}, heads=Heads(tags=3), task=task)
+    assert f'pipeline("token-classification", "PATH", aggregation_strategy="{strategy}", stride=6)' in card
+
+
 def test_an_export_in_bert_jax_format_keeps_the_records(tmp_path):
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(mlm=True), data=(source("wiki"),))
     export.write(loaded, tmp_path / "workdir")

@@ -71,7 +71,7 @@ def test_the_shards_of_a_mesh_drop_what_one_device_drops():
     for function, sizes in ((loss, {}), (loss, cube), (sum_of_shards, cube)):
         with jax.set_mesh(make_mesh(MeshConfig(**sizes))):
             sharded = jax.jit(jax.value_and_grad(function))(heads, sequence_ids, seeds)
-        np.testing.assert_allclose(sharded[0], alone[0], atol=1e-4)  # a sum of 5,120 numbers
+        np.testing.assert_allclose(sharded[0], alone[0], atol=3e-4)  # a sum of 5,120 numbers, in any order
         for ours, theirs in zip(sharded[1], alone[1], strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-6)
             assert len(ours.sharding.device_set) == 8

@@ -93,7 +93,7 @@ def test_several_seeds_are_summarized_and_the_workdir_opens_as_the_best(start, r
     workdir = tmp_path / "own"
     fit = loop.fit
     with monkeypatch.context() as patch:  # SIGTERM while a seed's last checkpoint is written
-        patch.setattr(loop, "fit", lambda run: dataclasses.replace(fit(run), stop_requested=True))
+        patch.setattr(loop, "fit", lambda run: dataclasses.replace(fit(run), stopped_by="SIGTERM"))
         with pytest.raises(Stopped, match="seed-0 is complete, later seeds are not"):
             finetune(config, workdir)
     assert not (workdir / "seed-1").exists()
@@ -117,7 +117,7 @@ def test_several_seeds_are_summarized_and_the_workdir_opens_as_the_best(start, r
     assert finetune(config, workdir) == result
     assert json.loads((workdir / "seed-1" / "result.json").read_text())["seeds"] == [1]
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "fit", lambda run: dataclasses.replace(fit(run), stop_requested=True))
+        patch.setattr(loop, "fit", lambda run: dataclasses.replace(fit(run), stopped_by="SIGTERM"))
         with pytest.raises(Stopped, match="seed-2 is complete"):
             finetune(dataclasses.replace(config, seeds=(2, 3)), workdir)
     assert not (workdir / "result.json").exists()  # of seeds 0 and 1, whose own are still so
@@ -340,7 +340,6 @@ MISTAKES = {
     "a seed that stands for another": ({"seeds": (1, 2**32)}, "several different seeds from 0 to 4294967295"),
     "no seed": ({"seeds": ()}, "give the number of seeds, at most 100, such as --config.seeds=5"),
     "a seed for their number": ({"seeds": 1234}, "--config.seed=SEED trains with a single seed"),
-    "negative patience": ({"early_stop": -1}, "early_stop is -1"),
     "no rows in a batch": (
         {"batch_size": 0},
         "batch_size is 0. Use at least one row, .* --config.batch_size=",

@@ -357,7 +357,7 @@ def test_settings_share_files_and_checkpoint_and_only_those_of_one_are_in_memory
         return open_initial(dataclasses.replace(config, init_average=""))
 
     def train(task: Task, rows: dict, runs: dict) -> tuple[dict, dict, bool]:
-        return {trial: {"accuracy": 0.5} for trial in runs}, dict.fromkeys(runs, 1), False
+        return {trial: {"accuracy": 0.5} for trial in runs}, dict.fromkeys(runs, 1), ""
 
     monkeypatch.setattr(registry, "read", read_alone)
     monkeypatch.setattr(runs, "open_initial", open_counted)
@@ -387,7 +387,7 @@ def test_the_best_setting_has_the_best_mean_of_the_selecting_metric(tmp_path, mo
     def one(config: FinetuneConfig, folder: Path) -> tuple[dict[str, Any], str, bool]:
         metrics = trials.summary([{"f1": value} for value in values[config.batch_size]])
         found = {"task": "own", "seeds": [0, 1], "metrics": metrics, "steps": [1, 1], "counts": {}}
-        return found, "f1", config.batch_size == stops_after
+        return found, "f1", "SIGTERM" if config.batch_size == stops_after else ""
 
     settings = finetuning.settings_of(FinetuneConfig(sweep={"batch_size": (16, 32, 64)}))
     found = finetuning.run_sweep(settings, tmp_path, one)

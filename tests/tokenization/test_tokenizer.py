@@ -232,6 +232,21 @@ def test_added_tokens_are_honoured(tmp_path):
     assert tokenizer.load(tmp_path).content_hash == ours.content_hash
 
 
+@pytest.mark.parametrize(
+    ("content", "refused"),
+    [({}, ""), ({"[MASK]": 4, "[PAD]": 0}, ""), ({"<e1>": 5}, "'<e1>'"), ({"[MASK]": 9}, "MASK"), ({"a": 5}, "'a'")],
+)
+def test_added_tokens_without_tokenizer_json_are_read_if_they_add_nothing(tmp_path, content, refused):
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "a"]) + "\n")
+    plain = tokenizer.load(tmp_path).content_hash
+    (tmp_path / "added_tokens.json").write_text(json.dumps(content))
+    if refused:
+        with pytest.raises(UserError, match=f"{refused}.*no tokenizer.json"):
+            tokenizer.load(tmp_path)
+    else:
+        assert tokenizer.load(tmp_path).content_hash == plain
+
+
 def test_byte_order_mark_before_a_vocabulary_is_no_part_of_it(tmp_path):
     for name, encoding in (("plain.txt", "utf-8"), ("marked.txt", "utf-8-sig")):
         (tmp_path / name).write_text("\n".join([*SPECIAL, "the", "\ufeff"]) + "\n", encoding=encoding)

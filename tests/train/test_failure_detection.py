@@ -1,6 +1,7 @@
 """Processes that find each other and hear of each other's end; here they are threads, for no jax is in it."""
 
 import contextlib
+import os
 import queue
 import socket
 import struct
@@ -44,9 +45,16 @@ def peers(port: int, count: int) -> Iterator[list[failure_detection.Peers]]:
 
 
 def die(peer: failure_detection.Peers) -> None:
-    """Closes the connections, as the kernel does for a process that is killed."""
+    """Ends the connections for the other side, as the kernel does for a process that is killed.
+
+    The number of the file stays in use until the thread that watches closes it: a second close could hit another file.
+    """
     for connection in peer.connections.values():
-        connection.close()
+        with (
+            contextlib.suppress(OSError, TypeError),  # that thread has closed it just now
+            socket.socket(fileno=os.dup(connection.fileno())) as same,
+        ):
+            same.shutdown(socket.SHUT_RDWR)
 
 
 def watched(found: list[failure_detection.Peers], heartbeat: float) -> list["queue.Queue[tuple[int, str]]"]:

@@ -5,6 +5,7 @@ import dataclasses
 import gzip
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -137,14 +138,15 @@ def test_muon_s_moments_are_restored_and_a_resumed_run_may_add_an_average(run):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_the_run_resumes(run):
+@pytest.mark.parametrize(("number", "cause"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")])
+def test_a_signal_saves_and_the_run_resumes(run, foreground, number, cause):
     loop.fit(run("whole"))
     stopped = run("stopped")
-    stop = Interrupted(stopped.source, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped, match="run the same command to resume"):
+    stop = Interrupted(stopped.source, 3, lambda: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped, match=f"{cause}: saved step .* run the same command to resume"):
         loop.fit(dataclasses.replace(stopped, source=stop))
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
     assert latest_step(stopped.workdir) is not None
     loop.fit(stopped)
     assert_same_run(run("whole").workdir, stopped.workdir)
@@ -429,6 +431,17 @@ def test_a_line_of_progress_leaves_out_what_the_batches_do_not_have(capsys):
     assert "step 3" in said and "mlm_loss 2.5" in said and "nsp" not in said
 
 
+@pytest.mark.parametrize("terminal", ["0", "1"])
+def test_evaluations_stay_on_the_screen(capsys, monkeypatch, terminal):
+    monkeypatch.setenv("TTY_COMPATIBLE", terminal)
+    with metrics.ProgressLine("pretraining") as progress:
+        for step in range(1, 7):
+            progress.update(step, step / 10, None, {"eval_loss": step / 8}, keep=step % 2 == 0)
+    written = capsys.readouterr().err
+    kept = [line for line in written.splitlines() if re.search(r"step [246]  eval_loss 0\.", line)]
+    assert len([line for line in kept if "ETA" not in line or terminal == "0"]) >= 3
+
+
 @pytest.mark.slow
 def test_a_run_whose_newest_checkpoint_is_damaged_ends_the_same(run, capsys):
     torn = run("torn")
@@ -583,5 +596,28 @@ def test_a_hook_is_called_at_its_period_and_at_the_end_and_sees_what_was_measure
     assert not again.seen and again.closed == 1
 
 
+@pytest.fixture
+def foreground():
+    """Makes the process notice Ctrl-C even if it runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_ctrl_c_quits_and_a_job_in_the_background_ignores_it(foreground, capsys):
+    with Interruption() as interruption:
+        assert not interruption.at_step_end()
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.at_step_end() and interruption.cause == "Ctrl-C"
+        assert "Press it again to quit without saving" in capsys.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGINT)
+        assert not interruption.at_step_end()
+
+
 def test_a_signal_names_the_workdir_that_was_saved(tmp_path):
-    assert str(stopped(3, tmp_path)) == f"SIGTERM: saved step 3 in {tmp_path}; run the same command to resume"
+    said = f"SIGTERM: saved step 3 in {tmp_path}; run the same command to resume"
+    assert str(stopped(3, tmp_path, "SIGTERM")) == said
