@@ -9,7 +9,7 @@ import datetime
 import decimal
 import enum
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from bert_jax.storage.location import PREFIX, location, location_address, store_
 from bert_jax.tasks.embedder import is_iterable
 from bert_jax.tasks.kinds.choice import CHOICES
 from bert_jax.tasks.kinds.question_data import QUESTION_COLUMNS
-from bert_jax.tasks.reading.tables import Columns, is_unicode
+from bert_jax.tasks.reading.tables import Columns, check_single, is_unicode
 from bert_jax.tasks.registry import task_of
 from bert_jax.train.workdir import CHECKPOINTS
 
@@ -70,13 +70,17 @@ def data_file(table: Table, path: Path, task: TaskConfig) -> str:
     """
     if isinstance(table, str | Path):
         return str(table)
-    # A datasets.Dataset: its classes are numbers, and only its own Parquet file keeps their names.
-    if isinstance(getattr(table, "features", None), Mapping) and hasattr(table, "to_parquet"):
+    # A datasets.Dataset: its classes are numbers, and only its own Parquet file keeps their names. A transform
+    # (set_transform) is not in that file.
+    features = getattr(table, "features", None)
+    if isinstance(features, Mapping) and hasattr(table, "to_parquet") and not _is_transformed(table):
         path.parent.mkdir(parents=True, exist_ok=True)
         parquet = str(path.with_suffix(".parquet"))
         table.to_parquet(parquet)
         return parquet
     rows = _rows(table)
+    if isinstance(features, Mapping):
+        rows = [_with_class_names(row, features) for row in rows]
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise UserError(
             f"the data is {type(table).__name__} without rows that are dictionaries. Give a file, a list of "
@@ -87,6 +91,27 @@ def data_file(table: Table, path: Path, task: TaskConfig) -> str:
     lines = (_line(f"row {number} of the data", row, task) for number, row in enumerate(rows, 1))
     write_atomic(path, (f"{line}\n".encode() for line in lines))
     return str(path)
+
+
+def _is_transformed(table: Any) -> bool:
+    form = getattr(table, "format", None)
+    return isinstance(form, Mapping) and form.get("type") == "custom"
+
+
+def _with_class_names(row: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of a datasets.Dataset, with the names of its classes, alone or in lists, instead of their numbers."""
+
+    def written(value: Any, names: Sequence[str]) -> Any:
+        if isinstance(value, list):
+            return [written(item, names) for item in value]
+        return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
+
+    values = dict(row)
+    for name, feature in features.items():
+        names = getattr(feature, "names", None) or getattr(getattr(feature, "feature", None), "names", None)
+        if names and name in values:
+            values[name] = written(values[name], names)
+    return values
 
 
 def measured_file(table: Table, path: Path, loaded: LoadedModel, columns: Columns) -> str:
@@ -137,10 +162,12 @@ def _rows(table: Any) -> list[Any]:
     if hasattr(type(table), "collect"):  # a LazyFrame of polars
         table = table.collect()
     if hasattr(type(table), "to_pylist"):  # pyarrow
+        check_single("the data", getattr(table, "column_names", ()))
         return list(table.to_pylist())
     if hasattr(table, "columns") and hasattr(table, "to_dicts"):  # polars
         return list(table.to_dicts())
     if hasattr(table, "columns") and hasattr(table, "to_dict"):  # pandas
+        check_single("the data", list(table.columns))
         return list(table.to_dict("records"))
     return list(table) if is_iterable(table) else []
 

@@ -57,7 +57,7 @@ def test_json_lines_and_parquet_keep_line_ends_and_tabs(tmp_path):
     [
         ("t.jsonl", '{"text": "a"}\n{"title": "b"}\n', "line 2: 'text' is None, not a text. Its fields are 'title'"),
         ("t.jsonl", '{"text": "a"}\n\n{"title": "b"}\n', "t.jsonl line 3: 'text' is None"),
-        ("t.json", '[{"text": "a"}]', r"t.json may be one JSON document.* --form jsonl"),
+        ("t.json", '{"data": [], "text": "a"}', r"t.json is a JSON document without rows.* list of objects"),
         ("t.jsonl", "[1]\n", r"t.jsonl line 1 is not a JSON object: \[1\]"),
         ("t.jsonl", "{\n", "t.jsonl line 1 is not JSON"),
         ("t.parquet", "no table", "t.parquet is damaged or not a Parquet file"),

@@ -9,6 +9,7 @@ import subprocess
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,16 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.config import AutoTaskConfig
+from bert_jax.config import AutoTaskConfig, ClassificationConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks import measurement, named, registry
+from bert_jax.tasks.in_memory import data_file
 from bert_jax.tasks.kinds.classification import ClassificationTask
 from bert_jax.tasks.kinds.span import SpanPairTask
 from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
 from bert_jax.tasks.reading import labelled, tables
-from bert_jax.tasks.reading.inputs import InputRecord, split_words
+from bert_jax.tasks.reading.inputs import InputRecord, form_of_file, record_words, split_words
 from bert_jax.tasks.reading.tables import Column, Columns
 from bert_jax.tasks.registry import KINDS
 from bert_jax.tasks.rows import Span, Split
@@ -540,6 +542,46 @@ def test_conllu_is_recognized_under_another_name(tmp_path):
     assert others == [first, second]
 
 
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ('{"text": "a", "label": "b"}\n{"text": "c", "label": "d"}\n', "table"),
+        ('\ufeff\n{"text": "a", "label": "b"}', "table"),
+        ('{"version": "1.1", "data": []}', "squad"),
+        ('{\n "data": []\n}', "squad"),
+        ('[{"text": "a", "label": "b"}, {"text": "c", "label": "d"}]', "table"),
+        ('[\n{"text": "a",\n "label": "b"}\n]', "table"),
+        ('{"version": "1", "data": [{"text": "a", "label": "b"}]}', "table"),
+        ('{"version": "1.1", "data": [{"title": "", "paragraphs": []}]}', "squad"),
+        ('{\n "text": "a"\n}', "squad"),
+        ("[]", "squad"),
+        ("", "squad"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.json", "A.JSON"])
+def test_json_lines_and_lists_may_be_named_json(tmp_path, name, content, kind):
+    path = write(tmp_path / name, content)
+    assert tables.kind_of_file(path) == kind
+    if kind == "table":
+        assert labelled.read_table(path, OWN, label_required=True).items[0].label == "b"
+
+
+def test_endings_in_upper_case_are_those_in_lower_case(tmp_path):
+    for name, content in (("A.CSV", 'text,label\n"a,b",c\n'), ("A.JSONL", '{"text": "a,b", "label": "c"}\n')):
+        (item,) = labelled.read_table(write(tmp_path / name, content), OWN, label_required=True).items
+        assert (item.text, item.label) == ("a,b", "c")
+    assert tables.kind_of_file(Path("A.CONLLU")) == "conllu" and form_of_file(Path("A.TXT")) == "text"
+
+
+def test_tokens_of_white_space_are_words_in_predict_as_in_training():
+    tokens = ["Ann", " ", "left", "\n", ""]
+    assert record_words(Path("a.jsonl"), InputRecord(1, {"tokens": tokens})).words == tuple(tokens)
+    found = record_words(Path("a.jsonl"), InputRecord(1, {"tokens": tokens[:4], "text": "Ann left\n"}))
+    assert found.offsets == ((0, 3), (3, 4), (4, 8), (8, 9))
+    with pytest.raises(UserError, match="line 3: token 1: expected a string, got None"):
+        record_words(Path("a.jsonl"), InputRecord(3, {"tokens": ["a", None]}))
+
+
 def test_a_conll_file_of_words_alone_is_unlabelled(tmp_path):
     path = write(tmp_path / "a.conll", "New\nYork\n")
     assert not labelled.read_conll(path, Columns(), label_required=False).labelled
@@ -758,3 +800,36 @@ def test_splitting_keeps_all_but_white_space_and_marks_stand_alone(text):
     for before, after in zip(split_words(text), split_words(text)[1:], strict=False):
         marks = any(unicodedata.category(text[place])[0] in "PS" for place in (before[0], after[0]))
         assert before[1] < after[0] or marks  # nothing else parts words
+
+
+def test_a_column_that_occurs_twice_is_refused(tmp_path):
+    columns = Columns("text", label="label")
+    table = pa.table([["a"], ["b"], ["c"]], names=["text", "label", "label"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    write(tmp_path / "a.csv", "text,label,label\na,b,c\n")
+    for name in ("a.parquet", "a.csv"):
+        with pytest.raises(UserError, match=rf"{name} has 2 columns named 'label'"):
+            labelled.read_table(tmp_path / name, columns, label_required=True)
+    path = write(tmp_path / "a.jsonl", '{"text": "a", "label": "b"}\n{"text": "a", "label": "b", "label": "c"}\n')
+    with pytest.raises(UserError, match="line 2 has the key 'label' twice"):
+        labelled.read_table(path, columns, label_required=True)
+    with pytest.raises(UserError, match="the data has 2 columns named 'label'"):
+        data_file(table, tmp_path / "b.jsonl", ClassificationConfig(text="text", label="label"))
+
+
+def test_a_transform_of_a_data_set_is_applied(tmp_path):
+    class Dataset(list):  # as datasets.Dataset; to_parquet writes rows without the transform
+        def to_parquet(self, path):
+            pq.write_table(pa.table({"text": ["raw"]}), path)
+
+    rows = Dataset([{"text": "made", "label": 1}, {"text": "so", "label": 0}])
+    rows.features = {"text": object(), "label": SimpleNamespace(names=("bad", "good"))}
+    config = ClassificationConfig(text="text", label="label")
+    rows.format = {"type": "numpy"}
+    assert data_file(rows, tmp_path / "a.jsonl", config).endswith(".parquet")
+    rows.format = {"type": "custom"}
+    path = Path(data_file(rows, tmp_path / "a.jsonl", config))
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"text": "made", "label": "good"},
+        {"text": "so", "label": "bad"},
+    ]

@@ -19,14 +19,16 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.reading.tables import (
     Column,
     delimited_records,
+    ending,
     files_of,
     is_unicode,
+    json_form,
     json_lines,
     json_object,
+    json_rows,
     numbered_lines,
     parquet_rows,
     parquet_schemas,
-    plain_name,
 )
 
 # The inputs of predict, record by record: their texts and words.
@@ -101,11 +103,14 @@ def read_value(source: Path, record: InputRecord, names: Sequence[str], required
     raise UserError(f"{source} line {record.line} has no field {expected}; its fields are: {fields}. Add or rename it")
 
 
-def checked_text(source: Path, line: int, text: Any) -> str:
-    """The text unchanged. Raises UserError for one that is empty, not a string, or not encodable as UTF-8."""
+def checked_text(source: Path, line: int, text: Any, part: str = "") -> str:
+    """The text unchanged. Raises UserError for one that is empty, not a string, or not encodable as UTF-8.
+
+    A text that is a part, such as a token, may be empty.
+    """
     if not isinstance(text, str):
-        raise UserError(f"{source} line {line}: expected a string, got {text!r:.60}")
-    if not text.strip():
+        raise UserError(f"{source} line {line}: {part and f'{part}: '}expected a string, got {text!r:.60}")
+    if not part and not text.strip():
         raise UserError(f"{source} line {line} is empty. Write a text in it, or remove the line")
     if not is_unicode(text):
         raise UserError(f"{source} line {line} has half of a surrogate pair, which is not a character")
@@ -130,7 +135,8 @@ def record_words(source: Path, record: InputRecord, column: str = "") -> Words:
         return Words(tuple(text[start:end] for start, end in offsets), text, tuple(offsets))
     if not isinstance(tokens, lists) or not len(tokens):
         raise UserError(f"{source} line {record.line}: tokens is {tokens!r:.60}; expected a list of words")
-    words = tuple(checked_text(source, record.line, token) for token in tokens)
+    # As in training, a token may be white space or empty.
+    words = tuple(checked_text(source, record.line, token, f"token {number}") for number, token in enumerate(tokens))
     text = read_value(source, record, ("text",), required=False)
     if text is None or text is tokens:
         return Words(words, None, None)
@@ -191,7 +197,7 @@ def form_of_file(path: Path) -> str:
 
     The ending of the name decides; the ending of a compressed file does not count.
     """
-    return FORM_OF_ENDING.get(Path(plain_name(path)).suffix, "task")
+    return "jsonl" if json_form(path) == "lines" else FORM_OF_ENDING.get(ending(path), "task")
 
 
 def form_of_line(text: str) -> str:
@@ -283,16 +289,16 @@ def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str =
         text_pair: the field or column of the second text of a pair.
 
     Raises UserError, with file and line, for a missing file, a missing field, a value that is not a text, names for
-    lines of text, and form auto for a .json file, which may hold a document. Blank lines between JSON lines are
+    lines of text, and form auto for a .json file without rows (tables.json_form). Blank lines between JSON lines are
     skipped.
     """
     if form not in STREAM_FORMS:
         raise UserError(f"unknown --form {form!r}; choose from {', '.join(STREAM_FORMS)}")
     form = _stream_form(path, form)
-    if form == "json":
+    if form == "json" and json_form(path) == "squad":
         raise UserError(
-            f"{path} may be one JSON document, and texts are read from lines. Write one object per line and name its "
-            "form: --form jsonl"
+            f"{path} is a JSON document without rows, and texts are read from rows. Write one object per line, or a list "
+            "of objects"
         )
     if form == "text":
         if text or text_pair:
@@ -305,7 +311,8 @@ def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str =
     columns = [Column(name, role) for name, role in zip(names, ("text", "text_pair"), strict=False)]
     if form in ("csv", "tsv"):
         return (record.values for record in delimited_records(path, columns, quoted=form == "csv")[1])
-    rows = json_lines(path) if form == "jsonl" else parquet_rows(parquet_schemas(path, columns), names)
+    by_name = {"json": json_rows, "jsonl": json_lines}
+    rows = by_name[form](path) if form in by_name else parquet_rows(parquet_schemas(path, columns), names)
     return _fields(path, names, rows)
 
 
@@ -323,7 +330,7 @@ def read_texts(path: Path, form: str = "auto", text: str = "", text_pair: str = 
 
 
 def _stream_form(path: Path, form: str) -> str:
-    return STREAM_FORM_OF_ENDING.get(Path(plain_name(path)).suffix, "text") if form == "auto" else form
+    return STREAM_FORM_OF_ENDING.get(ending(path), "text") if form == "auto" else form
 
 
 def _lines(path: Path) -> Iterator[Texts]:

@@ -6,12 +6,14 @@ Other modules call `read_records`, at the end; above it is a reader for each for
 import ast
 import contextlib
 import csv
+import functools
 import glob
 import io
 import itertools
 import json
 import re
 import tokenize
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -110,12 +112,75 @@ KIND_OF_ENDING = {".conllu": "conllu", ".json": "squad", **dict.fromkeys((".conl
 
 def plain_name(path: Path) -> str:
     """A file's name without the ending of its compression."""
-    return path.name.removesuffix(path.suffix) if path.suffix in COMPRESSED else path.name
+    return path.name.removesuffix(path.suffix) if path.suffix.lower() in COMPRESSED else path.name
+
+
+def ending(path: Path) -> str:
+    """The ending of plain_name, in lower case, such as .csv."""
+    return Path(plain_name(path)).suffix.lower()
 
 
 def kind_of_file(path: Path) -> str:
-    """`conllu`, `conll`, `squad` (.json) or `table`, by the ending of plain_name."""
-    return KIND_OF_ENDING.get(Path(plain_name(path)).suffix, "table")
+    """`conllu`, `conll`, `squad` (.json, unless it has rows) or `table`, by the ending of the name."""
+    return "table" if json_form(path) in ("lines", "rows") else KIND_OF_ENDING.get(ending(path), "table")
+
+
+def json_form(path: Path) -> str:
+    """What a file of JSON holds: `lines`, `rows` (a list of objects) or `squad`; empty for other files.
+
+    A .json file may hold any of these: the scripts of transformers and `to_json` of `datasets` and pandas write lines
+    or rows, also rows under the key `data`.
+    """
+    if ending(path) in JSON_LINES:
+        return "lines"
+    if ending(path) != ".json" or not path.is_file():
+        return "squad" if ending(path) == ".json" else ""
+    stat = path.stat()
+    return _json_form(path, stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _json_form(path: Path, changed: int, size: int) -> str:
+    lines = (line for _, line in numbered_lines(path) if line.strip())
+    first = next(lines, "")
+    content = _json_value(first)
+    if isinstance(content, dict) and (not isinstance(content.get("data"), list) or next(lines, None)):
+        return "lines"
+    if content is None:
+        content = _json_value("\n".join((first, *lines)))
+    rows = content.get("data") if isinstance(content, dict) else content
+    # An article of SQuAD has paragraphs. A damaged list is read as rows, whose reader names the line.
+    articles = isinstance(rows, list) and any(isinstance(row, dict) and "paragraphs" in row for row in rows)
+    return "rows" if (rows and not articles) or (content is None and first.lstrip().startswith("[")) else "squad"
+
+
+def _json_value(text: str) -> Any:
+    """The value of a text of JSON, None for another text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects in a file of JSON, numbered from 1: by line, or in a list.
+
+    An item [TEXT, {...}], as in spaCy's training data, is the object with this `text`.
+    """
+    if json_form(path) != "rows":
+        yield from json_lines(path)
+        return
+    try:
+        content = json.loads("\n".join(line for _, line in numbered_lines(path)))
+    except (ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", 1)
+        raise UserError(f"{path} line {line} is not JSON ({first_line(error)}). Correct the file") from error
+    for number, row in enumerate(content["data"] if isinstance(content, dict) else content, 1):
+        if isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], dict):
+            row = {"text": row[0], **row[1]}
+        if not isinstance(row, dict):
+            raise UserError(f"{path}: item {number} of the list is {row!r:.60}; expected an object. Correct the file")
+        yield number, row
 
 
 def check_file(path: Path) -> None:
@@ -136,7 +201,8 @@ def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with path.open("rb") as stored:
-            stream = decompressed(stored, path.suffix) if path.suffix in COMPRESSED else stored
+            suffix = path.suffix.lower()
+            stream = decompressed(stored, suffix) if suffix in COMPRESSED else stored
             for number, line in enumerate(stream, start=1):
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
@@ -327,10 +393,20 @@ def _delimited_lines(path: Path, quoted: bool) -> Iterator[tuple[int, list[str]]
 # Reads tables with named, typed columns: JSON lines, Parquet, and data prepared by TensorFlow Datasets.
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise KeyError(name)
+    return value
+
+
 def json_object(source: str, line: str) -> dict[str, Any]:
     """The object in a line of JSON. Raises UserError, which begins with `source`, for anything else."""
     try:
-        value = json.loads(line)
+        value = json.loads(line, object_pairs_hook=_object)
+    except KeyError as error:
+        raise UserError(f"{source} has the key {error.args[0]!r} twice. Rename or remove all but one") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{source} is not JSON ({first_line(error)}). Write one object per line") from error
     if not isinstance(value, dict):
@@ -347,10 +423,17 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, json_object(f"{path} line {number}", line)
 
 
+def check_single(source: Path | str, names: Sequence[Any]) -> None:
+    """Raises UserError for a column that occurs twice, because only its last values would be read."""
+    if len(names) > len(set(names)):
+        name, count = Counter(names).most_common(1)[0]
+        raise UserError(f"{source} has {count} columns named {name!r}. Rename all but one")
+
+
 def _read_json(path: Path, columns: Sequence[Column]) -> Table:
-    """Reads JSON lines. A column exists if any object has it; its value is None in an object without it."""
+    """Reads objects. A column exists if any object has it; its value is None in an object without it."""
     rows = []
-    for number, row in json_lines(path):
+    for number, row in json_rows(path):
         _check_columns(f"{path} line {number}", columns, row)
         rows.append((number, row))
     return _table(path, columns, rows, {name for _, row in rows for name in row}, {})
@@ -366,6 +449,8 @@ def parquet_schemas(path: Path, columns: Sequence[Column]) -> dict[Path, pa.Sche
         with _parquet_file(file) as content:
             schemas[file] = content.schema_arrow
         _check_columns(str(file), columns, schemas[file].names)
+        requested = {column.name for column in columns}
+        check_single(file, [name for name in schemas[file].names if name in requested])
     return schemas
 
 
@@ -494,14 +579,15 @@ def whole_rows(path: Path, header: bool = True) -> list[dict[str, Any]]:
 
 
 def is_stored(path: Path) -> bool:
-    """Whether a file has named, typed columns (JSON lines, Parquet, prepared data), unlike TSV and CSV."""
-    return str(path).startswith(TFDS) or plain_name(path).endswith((*JSON_LINES, ".parquet"))
+    """Whether a file has named, typed columns (JSON, Parquet, prepared data), unlike TSV and CSV."""
+    return str(path).startswith(TFDS) or ending(path) == ".parquet" or json_form(path) in ("lines", "rows")
 
 
 def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = False) -> Table:
     """Reads these columns, example by example. The ending of the file name determines the format.
 
     .jsonl, .ndjson  one object on each line
+    .json            the same, or a list of objects
     .parquet         the columns of the file, or of several (files_of)
     .csv             quoted as in RFC 4180
     tfds:            data prepared by TensorFlow Datasets, tfds:NAME[:SPLIT]
@@ -515,14 +601,13 @@ def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = Fal
     """
     if str(path).startswith(TFDS):
         return _read_prepared(str(path), columns)
-    name = plain_name(path)
-    if name.endswith(".parquet"):
+    if ending(path) == ".parquet":
         return _read_parquet(path, columns)
-    if name.endswith(JSON_LINES):
+    if is_stored(path):
         return _read_json(path, columns)
     skipped: list[UserError] = []
     present, records = delimited_records(
-        path, columns, quoted=name.endswith(".csv"), on_ragged=skipped.append if ragged_lines else None
+        path, columns, quoted=ending(path) == ".csv", on_ragged=skipped.append if ragged_lines else None
     )
     table = Table(list(records), present, ((),) * len(columns), len(skipped))
     if not table.records:
