@@ -31,7 +31,7 @@ _HEADS = ("query", "key", "value")  # in the order of the fused kernel [L, D, 3,
 
 
 class LowRank(nnx.Module):
-    """Computes s dropout(x) A B, the output of an adapter.
+    """Computes an adapter's output, s dropout(x) A B.
 
     A is uniform within 1 / sqrt(inputs) and B is zero, as in reset_lora_parameters of peft, so training begins at the
     model itself.

@@ -195,7 +195,7 @@ class Operations:
         return look_up_by_matmul(table, rows)
 
     def whole_gradients(self, gradients: PyTree) -> PyTree:
-        """Returns the gradients of all parameters, which may have to exist as whole arrays."""
+        """Returns all parameters' gradients, which may have to exist as whole arrays."""
         return gradients
 
 
@@ -220,7 +220,7 @@ class GpuOperations(Operations):
     narrows_score_gradients = True
 
     def whole_gradients(self, gradients: PyTree) -> PyTree:
-        """The gradient of a stack is concatenated once, not in each kernel of the optimizer that reads it."""
+        """A stack's gradient is concatenated once, not in each optimizer kernel that reads it."""
         return jax.lax.optimization_barrier(gradients)
 
 
@@ -251,8 +251,8 @@ def operations(runtime: Runtime) -> Operations:
 class VocabularyProduct:
     """Vectors, the output matrix of a vocabulary and its bias, before they are multiplied.
 
-    The logits of a batch are often its largest array. train/losses.py can compute a loss from these parts, a few tokens
-    of the vocabulary at a time.
+    The logits of a batch are often its largest array. train/losses.py can compute a loss from these parts, a few
+    vocabulary tokens at a time.
     """
 
     vectors: Float[Array, "B M E"]

@@ -143,7 +143,7 @@ def soft_binary_sum(
 def squared_difference_sum(
     outputs: Float[Array, "*shape"], teacher: Float[Array, "*shape"], weights: Float[Array, "*shape"]
 ) -> Scalar:
-    """Returns the weighted sum of squared differences between numbers that both predict."""
+    """Returns the weighted sum of squared differences between the numbers that both models predict."""
     difference = outputs.astype(jnp.float32) - jax.lax.stop_gradient(teacher).astype(jnp.float32)
     return (jnp.square(difference) * weights).sum()
 
@@ -284,7 +284,7 @@ _sums.defvjp(_forward, _backward)
 
 
 def _loop(table: Array, bias: Array | None, dtype: Any, chunks: _Chunks) -> tuple[Any, Any]:
-    """Returns jax.lax.scan and the stacked chunks, or a function that does the same with a list of chunks.
+    """Returns jax.lax.scan and the stacked chunks, or an equivalent function for a list of chunks.
 
     A chunk is its first token's number, its table rows, and its biases: -inf for padding.
     """

@@ -97,7 +97,7 @@ def train_step(
         plan: the constants of the run.
         state: the state before the step.
         batch: the global batch.
-        fraction: the part of the run that is done before this step.
+        fraction: the completed part of the run before this step.
         key: the run's key. Dropout is a function of (key, step, microbatch), so the same arguments give the same
             result bit for bit.
         constants: trees that the objective binds next to the parameters, under other names; they need

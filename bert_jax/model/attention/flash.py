@@ -80,7 +80,7 @@ class FlashGrid(Grid):
         return jnp.clip(self.other(shared, step, of_queries), first, last)
 
     def visible(self, queries: Any, keys: Any) -> Any:
-        """Whether any query of one block sees a key of another, as far as their positions show."""
+        """Whether any query in one block sees a key in another, judging by positions."""
         if self.blocks == 1:
             return True
         near = (queries >= 0) & (queries < self.blocks) & (keys >= 0) & (keys < self.blocks)

@@ -186,7 +186,7 @@ def _queries_kernel(grid: TritonGrid, query: Any, key: Any, value: Any, sequence
 
 
 def _keys_kernel(grid: TritonGrid, query: Any, key: Any, value: Any, sequences: Any, words: Any, *more: Any) -> None:
-    """Computes the gradients of a key block and its values."""
+    """Computes the gradients for a key block and its values."""
     logsumexp, average, gradient, key_gradient, value_gradient = more
     keys = _keys(grid, key, value, sequences, pl.program_id(2), 0)
 

@@ -69,7 +69,7 @@ def breaks_iobes(last: str, tag: str) -> bool:
 
 
 def scheme_of(labels: Sequence[str]) -> Scheme | None:
-    """Recognizes the scheme of tags by id: IOBES if a tag marks an end, IOB1 if an I-X has no B-X, else IOB2.
+    """Recognizes a tag scheme, given the tags by id: IOBES if a tag marks an end, IOB1 if an I-X has no B-X, else IOB2.
 
     None if they do not mark entities.
     """
@@ -144,6 +144,7 @@ class CRF(nnx.Module):
         first = _first_of_chain(tagged, sequence_ids)
         # The last of a chain is the first one if a row is read backwards.
         last = _first_of_chain(tagged[:, ::-1], sequence_ids[:, ::-1])[:, ::-1]
+        # A transition needs a tag before it in the same chain.
         inner = tagged & ~first
         # One-hot matmuls, since the gradient of a look-up would be a scatter.
         chosen = jax.nn.one_hot(tags, classes) * tagged[..., None]
@@ -282,14 +283,14 @@ class SpanVectors(nnx.Module):
 
 
 class SpanClassifier(Network):
-    """A two-layer network: float32 logits of each span's class, or one logit of whether it is a span at all."""
+    """A two-layer network: float32 logits for each span's class, or one logit for whether it is a span at all."""
 
     def __init__(self, config: ModelConfig, classes: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:
         super().__init__(config, PARTS * config.width, classes, runtime=runtime, key=key)
 
 
 class SpanPairs(Network):
-    """A two-layer network over [g; g'; g * g']: float32 logits of the relation from span g to span g'.
+    """A two-layer network over [g; g'; g * g']: float32 logits for the relation from span g to span g'.
 
     The vector follows Lee et al. 2017, section 4.1, without features, and its use for relations, with class 0 for none,
     Luan et al. 2018, section 3.

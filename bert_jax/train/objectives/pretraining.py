@@ -1,4 +1,4 @@
-"""Builds the pretraining objective that config.objective names.
+"""Builds the pretraining objective named by config.objective.
 
 First comes PhasedObjective, which lets next tokens and masked tokens follow one another in a run; then the checks of a
 configuration, and the table OBJECTIVES, which extensions join.
@@ -127,7 +127,7 @@ EXAMPLE = "{0: causal, 5000: mlm}"
 
 @dataclass(frozen=True)
 class ShardTraits:
-    """The properties of a data set that an objective depends on."""
+    """A data set's properties, as far as an objective depends on them."""
 
     name: str  # for messages
     labelled: bool  # whether its sequences have next-sentence labels
@@ -163,7 +163,7 @@ def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Se
 
 
 def resolved(options: ObjectiveConfig, model: ModelConfig) -> ObjectiveConfig:
-    """Returns the objective that `auto` means for a model; another one as it is."""
+    """Resolves `auto` for a model; returns any other objective as it is."""
     if options.kind != "auto":
         return options
     # The encoder's own objective, else next tokens for a causal model and masked tokens for any other.

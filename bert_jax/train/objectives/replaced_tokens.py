@@ -30,12 +30,12 @@ class SeededBatch(NamedTuple):
 class ReplacedTokensObjective(Objective):
     """Masked tokens by the generator (mlm), and replaced tokens by the model (rtd; Clark et al. 2020, section 3.1).
 
-    Each masked token is replaced by a sample of the generator's distribution, through which no gradient flows; a
-    sample that is the original token counts as original. The model says of every token whether it was replaced.
+    Each masked token is replaced by a sample of the generator's distribution, through which no gradient flows; a sample
+    equal to the original token counts as original. The model says of every token whether it was replaced.
 
-    Samples are a function of the run's seed, the step, and the sequence's number in the batch, on any mesh, for any
-    number of microbatches, and in packed and padded rows alike. In evaluation they are a function of the sequence's
-    tokens, so that they depend neither on the row nor on the batch.
+    Samples follow from the run's seed, the step, and the sequence's number in the batch, on any mesh, for any
+    number of microbatches, and in packed and padded rows alike. In evaluation they follow from the sequence's tokens,
+    so that they depend neither on the row nor on the batch.
     """
 
     generator: int  # its width
@@ -92,6 +92,7 @@ def _at_predictions(batch: Batch, seeds: UInt32[Array, "B T 2"]) -> UInt32[Array
 
 def sample(logits: Float[Array, "B M V"], seeds: UInt32[Array, "B M 2"]) -> Int[Array, "B M"]:
     """Samples a token per position from its logits' softmax, by Gumbel noise."""
+    # The padding of the vocabulary has logits of -inf, so no noise makes it the largest.
     return jnp.argmax(logits + gumbel(seeds, logits.shape), axis=-1).astype(jnp.int32)
 
 
