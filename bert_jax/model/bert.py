@@ -150,7 +150,10 @@ def abstract_params(config: ModelConfig, heads: Heads) -> dict[str, Any]:
 
 
 def bind(config: ModelConfig, heads: Heads, params: dict[str, Any], runtime: Runtime) -> Bert:
-    """Returns the module over these parameters, for use inside a function that is jitted or differentiated.
+    """Returns the module over these parameters, for use inside a jitted or differentiated function.
+
+    Args:
+        params: nested by module, as init_params returns them; under shard_map one device's shards.
 
     Raises:
         UserError: a parameter is missing, unknown or of another shape; the message names the first.

@@ -28,7 +28,12 @@ LEAST_POSITIONS = 4096
 def row_seeds(
     key: PRNGKeyArray, shape: tuple[int, ...], rows: int, placement: Placement = ALONE
 ) -> UInt32[Array, "*shape B 2"]:
-    """Returns seeds for `rows` rows at `shape` dropout sites; the placement says which rows these are."""
+    """Returns seeds for `rows` rows at `shape` dropout sites.
+
+    Args:
+        shape: the axes of the sites, such as (layers, 3); () for one site.
+        placement: says which rows of the batch these are.
+    """
     # Bits are made for the whole batch and then sliced, so that a row's mask does not depend on the mesh.
     first, every = placement.row_numbers(rows)
     seeds = jax.random.bits(key, (*shape, every, SEED_WORDS), jnp.uint32)
@@ -45,8 +50,10 @@ def dropout(
 ) -> Float[Array, "B *shape"]:
     """Zeroes elements with probability `rate`, scales the others by 1 / (1 - rate) (Srivastava et al. 2014).
 
-    Without seeds (evaluation) it returns x. `position_axes` is as in random_bits. With `again` the backward pass always
-    recomputes the mask: the compiler cannot keep it.
+    Args:
+        seeds: of the rows (row_seeds); None, in evaluation, returns x.
+        position_axes: as in random_bits.
+        again: whether the backward pass always recomputes the mask, because the compiler cannot keep it.
     """
     return x if seeds is None or rate == 0 else _dropout(x, seeds, rate, position_axes, again)
 

@@ -57,10 +57,13 @@ def is_unpacked(batch: Any) -> bool:
 def visible_keys(
     queries: TokenPositions, keys: TokenPositions, *, window: int = 0, causal: bool = False
 ) -> Bool[Array, "B 1 Q T"]:
-    """Returns which keys a query sees: those of its own sequence, at most `window` positions away unless that is 0.
+    """Returns which keys a query sees, all of them in its own sequence.
 
-    If causal, it sees none after itself. Padding (sequence id 0) sees padding alone: no real query sees it, and its own
-    softmax is over something.
+    Padding (sequence id 0) sees padding alone: no real query sees it, and its own softmax is over something.
+
+    Args:
+        window: the largest distance from a query to a key; 0: any.
+        causal: whether a query sees no key after itself.
     """
     visible = queries.sequence_ids[:, :, None] == keys.sequence_ids[:, None, :]
     # Distances are taken in the row. Within one sequence they equal distances in the sequence.

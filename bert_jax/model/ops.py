@@ -129,9 +129,12 @@ class Operations:
         dtype: DTypeLike | None = None,
         rows_of_ones: int = 0,
     ) -> Float[Array, "..."]:
-        """Multiplies x [..., *in] by kernel [*in, *out] and adds any bias [*out]. `in` has input_axes axes.
+        """Multiplies x [..., *in] by kernel [*in, *out] and adds any bias [*out].
 
-        The result has the compute dtype unless another is given. `rows_of_ones` is for arrays that keep their axes.
+        Args:
+            input_axes: how many axes `in` has.
+            dtype: of the result; None: the compute dtype.
+            rows_of_ones: as in add_bias, for arrays that keep their axes.
         """
         runtime, dtype = self.runtime, dtype or self.runtime.dtype
         x, kernel = x.astype(runtime.dtype), kernel.astype(runtime.dtype)
@@ -155,9 +158,12 @@ class Operations:
         bias: Float[Array, "3 N H"] | None,
         separate: bool = False,
     ) -> Heads:
-        """Computes queries, keys and values of attention; queries come from `queries` if these are given.
+        """Computes queries, keys and values of attention.
 
-        `separate` says whether the attention kernel wants them in three arrays.
+        Args:
+            hidden: the vectors for keys and values, and for queries unless `queries` is given.
+            kernel: axis 1 has queries, keys and values in this order, as has the bias's axis 0.
+            separate: whether the attention kernel wants three arrays.
         """
 
         def project(vectors: Array, part: int) -> Array:

@@ -259,7 +259,9 @@ def apply_frozen_first(
 ) -> tuple[Array, PyTree]:
     """Applies the lowest `frozen` of `depth` layers without a backward pass, then the others, as apply_layers does.
 
-    `loop` applies a slice of the layers, given its part of `stacked`.
+    Args:
+        loop: applies a slice of the layers, given its part of `stacked`.
+        stacked: each leaf [depth, ...].
     """
     frozen = min(frozen, depth)
     if not frozen:
@@ -340,7 +342,13 @@ class Encoder(nnx.Module):
         *,
         unpacked: bool = False,
     ) -> Float[Array, "B K D"]:
-        """Returns the last layer's output at each row's K wanted positions, without computing its rest."""
+        """Returns the last layer's output at each row's K wanted positions, without computing its rest.
+
+        Args:
+            hidden: the embeddings of all positions.
+            positions: in the sequence, as in a batch.
+            wanted: positions in the row, which may repeat.
+        """
         keys, bias, stacked = self._inputs(hidden, sequence_ids, positions, dropout_key, unpacked)
         depth = self.config.layers
         # Only the last layer may skip positions: every lower layer is read at all of them as keys and values.

@@ -130,6 +130,10 @@ def _lost(process: int, count: int, silent_for: float = 0.0) -> tuple[int, str]:
 def call(host: str, port: int, count: int, process: int, timeout: float) -> Peers:
     """Waits until all `count` processes of a run are present, at most `timeout` seconds, and connects them.
 
+    Args:
+        host, port: the address at which process 0 listens.
+        process: the number of this process, from 0.
+
     Raises:
         UserError: processes are missing, a number is used twice, the counts differ, or the port is in use.
     """

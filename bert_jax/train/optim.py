@@ -104,6 +104,11 @@ def next_average(decay: float, step: Int[Array, ""], average: dict[str, Any], pa
     """Returns the average after update number `step`: d * average + (1 - d) * params (Polyak and Juditsky 1992).
 
     It often evaluates better than the latest parameters, above all before the learning rate has decayed.
+
+    Args:
+        decay: the largest d, which is smaller in the first updates.
+        step: the update's number, from 1.
+        params: the parameters after the update.
     """
     # d grows from 2/11 in the first update, as in tf.train.ExponentialMovingAverage with num_updates, so that the
     # random initial parameters quickly lose their influence.
@@ -198,7 +203,9 @@ def apply_updates(
 ) -> dict[str, Any]:
     """Returns params - rate * factor * direction; a frozen parameter (factor 0) stays bitwise identical.
 
-    factors holds numbers, or arrays [L, 1, ...] for stacked layers; None means 1 for all.
+    Args:
+        direction: what `build` returns as updates, with weight decay but without the learning rate.
+        factors: numbers, or arrays [L, 1, ...] for stacked layers; None: 1 for all.
     """
     if factors is None:
         return jax.tree.map(lambda value, change: value - rate * change, params, direction)

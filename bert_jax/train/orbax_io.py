@@ -190,6 +190,10 @@ def read_arrays(directory: Location, item: str, saved: Mapping[str, Any]) -> dic
 def read_tree(directory: Location, item: str, saved: Mapping[str, Any], wanted: PyTree) -> PyTree:
     """Reads one item into the shardings and the structure of an abstract tree, and verifies it.
 
+    Args:
+        directory, item, saved: as for `read_arrays`.
+        wanted: a tree of jax.ShapeDtypeStruct with shardings.
+
     Raises:
         UserError: a tensor is missing, extra, or has another shape or dtype than in `wanted`.
         DamagedCheckpoint: the item differs from the saved one.

@@ -142,6 +142,13 @@ def accumulate(
     """Computes the global loss's gradient by the trainable part, and the terms, over a batch's microbatches.
 
     The gradients of several microbatches are added up before they are summed over the devices (train/gradient_sums.py).
+
+    Args:
+        counts: the terms' denominators, over the whole global batch.
+        constants: as for train_step.
+
+    Returns:
+        The gradient, float32, in the structure of plan.part(params), and the terms as sums over the batch's rows.
     """
     # Nothing trains in or below the lowest layers of a partly frozen encoder, so they need no backward pass.
     frozen_layers = 0 if plan.trained is None else plan.trained.frozen_layers(params)
@@ -190,7 +197,12 @@ def _gradient_over_microbatches(
 
 
 def descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Float[Array, ""]) -> TrainState:
-    """Returns the state after one update by the trainable part's gradients."""
+    """Returns the state after one update by the trainable part's gradients.
+
+    Args:
+        gradients: float32, in the structure of plan.part(state.params).
+        rate: the step's learning rate.
+    """
     part = plan.part(state.params)
     own: dict[str, Any] = {}
     if plan.unfreezing is not None:

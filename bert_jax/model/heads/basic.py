@@ -123,8 +123,11 @@ def pool_sequences(
 ) -> Float[Array, "B S D"]:
     """Pools each row's sequences by one of config.POOLINGS; zeros for an absent sequence.
 
-    Special tokens count like any other token. Attention poolings need the scores of AttentionPooling. Only cls uses the
-    values of cls_positions; it gives position 0's vector for an absent sequence.
+    Special tokens count like any other token.
+
+    Args:
+        cls_positions: only cls uses its values; it gives position 0's vector for an absent sequence.
+        scores: by AttentionPooling, for attention poolings.
     """
     if pooling == "cls":
         return gather_positions(hidden, cls_positions)

@@ -137,7 +137,13 @@ class CRF(nnx.Module):
     def score(
         self, logits: Logits, tags: Ids, tagged: Tagged, sequence_ids: Ids, allowed: Allowed | None = None
     ) -> Float[Array, "B"]:
-        """Sums the tags' logits and the transitions between them: s(X, y) of Lample et al."""
+        """Sums the tags' logits and the transitions between them: s(X, y) of Lample et al.
+
+        Args:
+            tags: tag ids; any where `tagged` is False.
+            tagged: the positions with a tag.
+            allowed: the paths that may be taken (allowed_by); None: all.
+        """
         classes = logits.shape[-1]
         transitions, start, end = self._scores(allowed)
         before = _tagged_before(tagged)
