@@ -39,7 +39,8 @@ def unmasked_ids(rows: Rows) -> UInt[np.ndarray, "R T"]:
 
 
 class Batch(NamedTuple):
-    """A pretraining batch (numpy or jax arrays). Unpacked rows have S = 1; positions count within the row.
+    """A pretraining batch (numpy or jax arrays). Unpacked rows have S = 1. All positions but `positions` count within
+    the row.
 
     | field | dtype, shape | |
     |---|---|---|

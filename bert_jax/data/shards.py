@@ -411,7 +411,7 @@ def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callabl
 def open_output(address: str) -> tuple[Folder, Part | None]:
     """Returns the build_examples output at an address, and the part if the address ends in train/ or eval/."""
     output = Folder(address)
-    # An output folder may itself be called train, and is then told by its manifest.
+    # An output folder may itself be called train; its manifest shows that it is one.
     parent, _, last = output.address.rpartition("/")
     if last in PARTS and output.read_if_present(MANIFEST) is None:
         return Folder(parent), "train" if last == "train" else "eval"

@@ -40,6 +40,7 @@ class LowRank(nnx.Module):
     def __init__(
         self, config: LoraConfig, inputs: Shape, outputs: Shape, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape
     ) -> None:
+        # B alone begins at zero: if both did, neither would get a gradient.
         bound = 1 / math.sqrt(math.prod(inputs))
         shape = (*stack, *inputs, config.rank)
         self.a = nnx.Param(jax.random.uniform(child_key(key, "a"), shape, jnp.float32, -bound, bound))

@@ -214,6 +214,7 @@ def apply_layers(layers: Sequence[Layer], hidden: Array, stacked: PyTree, groups
         The last layer's hidden states, and all layers' other outputs, each leaf [L, ...]; None without any
         layer.
     """
+    # Three parts in order: layers before the groups, the groups in a scan, and layers after them.
     begin, end = groups.before, len(layers) - groups.after
     group = layers[begin : begin + groups.period]
     loops = [

@@ -190,6 +190,7 @@ def read_fractions(log: str) -> dict[int, float]:
     workdir = path.parent if path.name == METRICS_FILE else path  # a workdir in a store has its log in segments
     lines = read_lines(path) if path.is_file() else read_metrics(workdir)
     fractions = {line["step"]: line["budget_fraction"] for line in lines if "budget_fraction" in line}
+    # Only a finished run's log ends at 1, which ends the run that follows it.
     last = max(fractions, default=0)
     problem = ""
     if not lines:

@@ -237,7 +237,7 @@ def later_batch_shapes(
     batches: dict[Any, tuple[int, Any]] = {}
     later = shapes_at or (change for change in source.changes if change > first)
     for step in (first, *(step for step in later if step < end or end <= 0)):
-        # One row tells the shapes and dtypes of all; the source knows how many rows there are.
+        # One row has the shapes and dtypes of all; the source knows how many rows there are.
         rows = source.rows_at(step)
         batch = jax.tree.map(
             lambda leaf, rows=rows: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype, sharding=sharding),

@@ -308,6 +308,7 @@ def _loop(table: Array, bias: Array | None, dtype: Any, chunks: _Chunks) -> tupl
         biases = jnp.where(tokens < chunks.vocab_size, biases, -jnp.inf)
         padded = jnp.pad(table.astype(dtype), ((0, padding), (0, 0)))
         return jax.lax.scan, (tokens[::size], padded.reshape(-1, size, table.shape[1]), biases.reshape(-1, size))
+    # Slices of the table, of which only the last may be shorter: nothing is padded or copied into stacks.
     parts = []
     for first in range(0, len(table), size):
         numbers = np.arange(first, min(first + size, len(table)))
@@ -316,6 +317,7 @@ def _loop(table: Array, bias: Array | None, dtype: Any, chunks: _Chunks) -> tupl
         parts.append((jnp.int32(first), table[first : first + size].astype(dtype), biases))
 
     def visit(add: Any, carry: Any, parts: list[Any]) -> tuple[Any, Any]:
+        # As jax.lax.scan, but the outputs of chunks are joined along their first axis, because the last may be shorter.
         outputs = []
         for part in parts:
             carry, output = add(carry, part)

@@ -117,6 +117,7 @@ class MetricAccumulator:
         self._model, self._predictions, self._heads = model, predictions, heads
         self._peak = peak_flops()
         self._check = check
+        # Dispatched steps, whose metrics are still on the devices.
         self._pending: list[tuple[int, dict[str, jax.Array]]] = []
         self._waited = 0.0
         self._in_pause = False

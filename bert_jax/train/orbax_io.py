@@ -200,7 +200,7 @@ def read_tree(directory: Location, item: str, saved: Mapping[str, Any], wanted: 
     """
     named = named_leaves(wanted)
     advice = "Resume with the configuration that made the checkpoint, or name a new workdir"
-    # The document tells names, shapes and dtypes, so a wrong configuration is reported before any tensor is read.
+    # The document has names, shapes and dtypes, so a wrong configuration is reported before any tensor is read.
     expected = {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in named.items()}
     present = {name: f"{tensor['dtype']}{tensor['shape']}" for name, tensor in saved.items()}
     missing, extra = [name for name in named if name not in saved], [name for name in saved if name not in named]

@@ -87,6 +87,7 @@ def check(numbers: Mapping[str, float], key: str, params: dict[str, Any] | None 
     Raises:
         UserError: a number is negative, or a regex does not compile or, with params, matches no parameter.
     """
+    # One name per layer, as rules see them: a regex may be for a single layer.
     names = [name for path, value in paths.flatten(params or {}).items() for name in _names(path, value)]
     for pattern, value in numbers.items():
         problem = ""
@@ -249,7 +250,7 @@ class Trained:
 
     def abstract(self, tree: dict[str, Any]) -> dict[str, Any]:
         """Selects this part from (abstract) parameters, without values; rules know its stacks' layers."""
-        # Rules match layers by their number in the whole stack, which a shape [K, ...] alone does not tell.
+        # Rules match layers by their number in the whole stack, which a shape [K, ...] does not contain.
         leaves, part = paths.flatten(tree), {}
         for path, layers in self.layers.items():
             leaf = leaves[path]

@@ -112,6 +112,7 @@ def _axis_sizes(config: MeshConfig, devices: int, flag: str) -> tuple[int, ...]:
         problem = f"several axes of mesh are -1, but only one can take the remaining devices: {flag}.data=-1"
     elif devices % used or (-1 not in sizes.values() and used != devices):
         product = " x ".join(f"mesh.{name}={size}" for name, size in sizes.items())
+        # fsdp and tensor are mentioned only if data=-1 alone would not help.
         inner = math.prod(size for name, size in sizes.items() if name != DATA and size > 0)
         advice = f", and fsdp and tensor whose product divides {devices}" if devices % inner else ""
         problem = f"{product} does not use exactly the {devices} devices of this run; use {flag}.data=-1{advice}"
@@ -154,6 +155,7 @@ def check_model(model: ModelConfig, mesh: Mesh, flag: str = FLAG, *, shard_optim
     )
     for name, count, axis in divided_sizes:
         if count % mesh.shape[axis]:
+            # Suggests a size that divides everything this axis shards, not only what failed first.
             better = math.gcd(*(other for _, other, of in divided_sizes if of == axis), mesh.shape[axis])
             raise UserError(
                 f"the model's {count} {name} do not divide over mesh.{axis}={mesh.shape[axis]}; "

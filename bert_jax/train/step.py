@@ -65,6 +65,7 @@ class Plan:
 
 def initial_state(plan: Plan, params: dict[str, Any]) -> TrainState:
     """Returns the state before the first step."""
+    # Moments only for the part that trains; the average covers all parameters, so that it can be evaluated as they are.
     average = optim.first_average(plan.optimizer_config.ema_decay, params)
     zero = jnp.zeros((), jnp.int32)
     return TrainState(zero, params, plan.optimizer.init(plan.part(params)), average, skipped=zero)

@@ -165,6 +165,7 @@ def scale_by_stable_adam(config: OptimizerConfig, decays: dict[str, Any]) -> opt
     def update(
         gradients: Any, state: Any, params: Any = None, *, update_counts: UpdateCounts = None, **_: Any
     ) -> tuple[Any, Any]:
+        # Weight decay is inside the division, so this transformation adds it itself.
         direction, following = adam.update(gradients, state, params, update_counts=update_counts)
         squares = corrected_square(config, following, update_counts)
 

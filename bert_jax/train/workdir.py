@@ -401,6 +401,7 @@ def open_branch(path: str) -> Branch:
         DamagedCheckpoint: its metadata is damaged.
     """
     directory = checkpoint_folder(path)
+    # A step that is being saved or removed is not among the complete ones.
     if int(directory.name) not in (saved := orbax_io.saved_steps(directory.parent)):
         steps = ", ".join(map(str, saved)) or "none"
         raise UserError(

@@ -326,7 +326,7 @@ def choose_spans(
     They are sorted, best first. A row may have fewer real spans; P is at most T times K. Relations are predicted
     between these spans only (Lee et al. 2017, section 5).
     """
-    # top_k puts -inf last, and isfinite tells these places from real spans.
+    # top_k puts -inf last, and isfinite distinguishes these places from real spans.
     flat = jnp.where(possible, scores, -jnp.inf).reshape(scores.shape[0], -1)
     best, places = jax.lax.top_k(flat, min(count, flat.shape[1]))
     return places // scores.shape[2], places % scores.shape[2] + 1, jnp.isfinite(best)

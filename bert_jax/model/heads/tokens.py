@@ -166,6 +166,7 @@ def generator_config(config: ModelConfig, width: int) -> ModelConfig:
             f"a generator of width {width} cannot have heads of width {head_width}, as the model does; choose a "
             "config.objective.generator_size that gives a multiple"
         )
+    # Its embeddings are the model's, so a width of its own takes a projection.
     return dataclasses.replace(
         config,
         width=width,

@@ -192,6 +192,7 @@ def _phased(options: Phases, model: ModelConfig, shards: Sequence[ShardTraits], 
         problem = f", but checkpoint.best={best} compares evaluations of the whole run; leave it out"
     if problem:
         raise UserError(f"config.objective.phases is {options.phases}{problem}")
+    # A causal phase undoes masks, which works for all masks except infilled spans.
     if CAUSAL in phases.values:
         check_text("phases", shards)
     return PhasedObjective(phases, z_loss=options.z_loss)
@@ -207,7 +208,7 @@ def _masked_lm(
                 f"config.objective.span_boundary needs masked spans, but {part.name} masks by {part.mask_unit}; build "
                 "the examples with --mask_unit span"
             )
-    # All phases have one kind of sequences (PhasedLoader checks it), so the first data set tells it.
+    # All phases have one kind of sequences (PhasedLoader checks it), so the first data set shows which.
     next_sentence = options.next_sentence and shards[0].labelled
     return MaskedLMObjective(next_sentence, options.span_boundary, z_loss=options.z_loss)
 
@@ -225,6 +226,7 @@ def _replaced_tokens(
     options: ReplacedTokens, model: ModelConfig, shards: Sequence[ShardTraits], config: PretrainConfig
 ) -> Objective:
     _check_causal(options, model, False)
+    # The generator has no output matrix of its own (heads/tokens.py).
     if not model.tied_output:
         advice = "use --config.model.tied_output=true"
         raise UserError(f"the generator of config.objective=replaced_tokens predicts by the token table; {advice}")

@@ -71,10 +71,12 @@ class ReplacedTokensObjective(Objective):
             assert dropout_key is None, "in training, corrupt is called first"
             seeds = _at_predictions(batch, content_seeds(batch.input_ids, batch.sequence_ids, batch.positions))
         logits = generator_logits(model, batch, batch.masked_positions, dropout_key)
+        # The generator is trained like any masked language model, on the same masks.
         loss, correct = classification_sums(logits, batch.masked_ids, batch.masked_weights)
         # Sampling is not differentiated, so the generator is not trained to fool the model (Clark et al. 2020).
         sampled = sample(jax.lax.stop_gradient(logits), seeds)
         ids, replaced = replace(batch, sampled)
+        # Both parts get the same key; the generator's streams have names of their own (outputs.generator_logits).
         hidden = model.encode(batch._replace(input_ids=ids), dropout_key).last
         real = (batch.sequence_ids > 0).astype(jnp.float32)
         labels = replaced.astype(jnp.int32)
