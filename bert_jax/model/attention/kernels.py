@@ -187,8 +187,8 @@ def banded_attention(
         return padded.reshape(rows.shape[0], -1, block, *rows.shape[2:])
 
     def with_neighbors(cut: Array, fill: int = 0) -> Array:
-        # A block before the first, and unless causal one after the last. Shifted copies then put blocks c - 1, c and c
-        # + 1 next to one another.
+        # A block before the first and, unless causal, one after the last: shifted copies then put every block next to
+        # its neighbors.
         around = [(0, 0), (1, sides - 1)] + [(0, 0)] * (cut.ndim - 2)
         padded, count = jnp.pad(cut, around, constant_values=fill), cut.shape[1]
         shifted = [jax.lax.slice_in_dim(padded, first, first + count, axis=1) for first in range(sides + 1)]
