@@ -14,9 +14,9 @@ DESCRIPTION = """Exports a checkpoint for use in other software.
 
 hf         Hugging Face format: model.safetensors, config.json, tokenizer files, README.md (a model card).
            AutoTokenizer and BertForPreTraining (or the class for the model's heads) open it with
-           from_pretrained("exported"). config.json also keeps the task for bert_jax: labels, maximum length, and
-           pooling, normalization and prompts of vectors. The vocabulary's padding rows are removed. An error names
-           parts that no family's format can hold (a relative position encoding, a CRF). Of an ELECTRA run, hf,
+           from_pretrained("exported"). config.json also keeps the task for bert_jax. A model for vectors has the
+           files of sentence-transformers, too. The vocabulary's padding rows are removed. An error names parts that
+           no family's format can hold (a relative position encoding, a CRF). Of an ELECTRA run, hf,
            stablehlo and onnx write the discriminator, or with --part generator the generator.
 orbax      the weights without the optimizer state, in the format of a workdir at step 0: for sharing, for another
            JAX program, or for bert_jax itself.
