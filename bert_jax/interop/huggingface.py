@@ -30,7 +30,7 @@ from bert_jax.storage.files import read_json, refuse_pickle
 
 # Files that mark folders in other formats.
 PROGRAMS_FILE = "programs.json"  # StableHLO programs
-ONNX_FILE = "model.onnx"
+ONNX_FOLDER = "onnx"
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
