@@ -171,8 +171,9 @@ def measure_int8(flags: Any, config: FinetuneConfig) -> None:
         for dtype in DTYPES:
             folder = Path(temporary) / dtype
             loaded.save(folder, format="onnx", dtype=dtype)
-            megabytes[dtype] = round(os.path.getsize(folder / "model.onnx") / 1e6, 1)
-            first, second = (onnx_vectors(folder, texts, config.batch_size) for texts in sides)
+            [program] = (folder / "onnx").glob("*.onnx")
+            megabytes[dtype] = round(os.path.getsize(program) / 1e6, 1)
+            first, second = (onnx_vectors(program, texts, config.batch_size) for texts in sides)
             vectors[dtype] = first, second
     found = compared_programs(vectors, [score for *_, score in rows])
     common.emit(
@@ -199,14 +200,14 @@ def compared_programs(vectors: Mapping[str, tuple[Vectors, Vectors]], scores: Se
     }
 
 
-def onnx_vectors(folder: Path, texts: Sequence[str], batch_size: int) -> Vectors:
-    """The vectors of an exported program, for texts truncated as the folder's tokenizer does."""
+def onnx_vectors(program: Path, texts: Sequence[str], batch_size: int) -> Vectors:
+    """The vectors of a folder's exported program, for texts truncated as the folder's tokenizer does."""
     import onnxruntime  # of the extra onnx
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(program.parent.parent / "tokenizer.json"))
     tokenizer.enable_padding()
-    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(program, providers=["CPUExecutionProvider"])
     names = {given.name for given in session.get_inputs()}
     found = []
     for begin in range(0, len(texts), batch_size):

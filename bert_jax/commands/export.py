@@ -14,9 +14,9 @@ DESCRIPTION = """Exports a checkpoint for use in other software.
 
 hf         Hugging Face format: model.safetensors, config.json, tokenizer files, README.md (a model card).
            AutoTokenizer and BertForPreTraining (or the class for the model's heads) open it with
-           from_pretrained("exported"). config.json also keeps the task for bert_jax: labels, maximum length, and
-           pooling, normalization and prompts of vectors. The vocabulary's padding rows are removed. An error names
-           parts that no family's format can hold (a relative position encoding, a CRF). Of an ELECTRA run, hf,
+           from_pretrained("exported"). config.json also keeps the task for bert_jax. A model for vectors has the
+           files of sentence-transformers, too. The vocabulary's padding rows are removed. An error names parts that
+           no family's format can hold (a relative position encoding, a CRF). Of an ELECTRA run, hf,
            stablehlo and onnx write the discriminator, or with --part generator the generator.
 orbax      the weights without the optimizer state, in the format of a workdir at step 0: for sharing, for another
            JAX program, or for bert_jax itself.
@@ -24,9 +24,10 @@ stablehlo  programs for every platform of JAX, for any batch size and length, th
            hidden_states.stablehlo and, if the model has heads, predictions.stablehlo, or for a model of vectors
            text_vectors.stablehlo; with parameters, the tokenizer, programs.json (inputs, outputs, settings of vectors)
            and README.md, which shows how to run one. This is not a checkpoint: keep the workdir.
-onnx       a program for onnxruntime, for any batch size and length, of a model with a Hugging Face format: model.onnx
-           with transformers' names of inputs and outputs, config.json, tokenizer files, README.md. It is compared with
-           the model before it is written. Needs the extra onnx (docs/install.md). Not a checkpoint: keep the workdir.
+onnx       programs for any batch size and length, of a model with a Hugging Face format: onnx/model.onnx, and in int8
+           onnx/model_quantized.onnx, as transformers.js, optimum and fastembed expect, with transformers' names of
+           inputs and outputs; config.json, tokenizer files, README.md. They are compared with the model before they
+           are written. Needs the extra onnx (docs/install.md). Not a checkpoint: keep the workdir.
 peft       LoRA's adapters and the trained head alone, as peft saves them: adapter_config.json and
            adapter_model.safetensors. They refer to the base model's Hugging Face folder: init_from, or --base DIR.
            The other formats merge adapters into the matrices that they adapt.
@@ -36,10 +37,10 @@ sentence_transformers
            recipe embedding), or read from such a folder, gets the mean of its tokens.
 
 --dtype bfloat16 halves the parameters of hf, sentence_transformers and stablehlo, whose matmuls then run in bfloat16,
-too. With its 8 significant bits, each parameter changes by at most 1 part in 256. --dtype int8 is for onnx: int8
-matrices, and activations that onnxruntime rounds for each batch; README.md has the difference from float32. The default
-is float32, or for hf and sentence_transformers the dtype of the file that a model was read from, if its parameters are
-the same."""
+too. With its 8 significant bits, each parameter changes by at most 1 part in 256. For onnx, --dtype float32 or int8
+writes one of both programs. The one in int8 has int8 matrices, and activations that onnxruntime rounds for each batch;
+README.md has the difference from float32. The default of other formats is float32, or for hf and sentence_transformers
+the dtype of the file that a model was read from, if its parameters are the same."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,8 @@ def unmasked_ids(rows: Rows) -> UInt[np.ndarray, "R T"]:
 
 
 class Batch(NamedTuple):
-    """A pretraining batch (numpy or jax arrays). Unpacked rows have S = 1; positions count within the row.
+    """A pretraining batch (numpy or jax arrays). Unpacked rows have S = 1. All positions but `positions` count within
+    the row.
 
     | field | dtype, shape | |
     |---|---|---|
@@ -82,7 +83,14 @@ SHORTEST_SEQUENCE = 3
 
 
 def max_predictions(seq_len: int, pack: int, mask_rate: float, reorder_rate: float = 0.0) -> int:
-    """Returns M, the most predictions that a row of seq_len positions with 1 to `pack` sequences can have (law 2)."""
+    """Returns M, the most predictions that a row can have (law 2).
+
+    Args:
+        seq_len: Positions in a row.
+        pack: The most sequences in a row.
+        mask_rate: The share of a sequence's positions to predict.
+        reorder_rate: The share of positions in shuffled trigrams, which are predicted, too.
+    """
 
     # A sequence of n positions has max(1, round(mask_rate * n)) predictions, and round(reorder_rate * n / 3) trigrams
     # of three tokens. This bound on both is convex in n.

@@ -109,7 +109,7 @@ class DatasetLoader:
     @property
     def fingerprint(self) -> str:
         """Identifies the rows and their masking. Together with the configuration, it determines all batches."""
-        # Checkpoints store this hash and compare it on resume, so the order and form of these facts must not change.
+        # Checkpoints record this hash, and a resumed run compares it, so these facts must keep their order and form.
         dataset, default = self._dataset, MaskingRule().to_manifest()
         rule = dataset.masking.to_manifest()
         facts: list[Any] = [dataset.fingerprint, dataset.tokenizer_hash, rule["unit"], rule["rate"]]

@@ -81,7 +81,7 @@ Number = TypeVar("Number", int, np.ndarray)
 
 @dataclass(frozen=True)
 class RowShares:
-    """Assigns an endless sequence of rows to K sources, and numbers the rows of every source.
+    """Assigns an endless sequence of rows to K sources, and numbers every source's rows.
 
     Of the first n rows, the first source gets n times its share, rounded. The other sources divide the rest in the same
     way. So any n consecutive rows are at most K - 1 rows away from the shares; random draws would be off by about
@@ -119,7 +119,7 @@ class RowShares:
         return tuple(counts)
 
     def assign(self, numbers: Int64[np.ndarray, "R"]) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
-        """Returns the source of every row, and how many earlier rows have the same source."""
+        """Returns every row's source, and how many earlier rows have the same source."""
         sources, ordinals = np.zeros((2, *numbers.shape), np.int64)
         # `left` indexes the rows that have no source yet, and `rest` numbers them in the sequence of such rows. A row
         # belongs to a source if the source's rounded share grows with this row.
@@ -158,7 +158,7 @@ class LaneShares:
         return (np.array([self.shares.counts(end) for end in ends], np.int64) - self._before).T
 
     def assign(self, numbers: Int64[np.ndarray, "R"]) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
-        """Returns the source of every row, and how many earlier rows of its lane have the same source."""
+        """Returns every row's source, and how many earlier rows in its lane have the same source."""
         row, lane = np.divmod(numbers, self.lanes)
         sources, ordinals = self.shares.assign(row + lane * self.spacing)
         return sources, ordinals - self._before[lane, sources]
@@ -242,7 +242,7 @@ def _check_sources(names: Sequence[str], datasets: Sequence[Dataset], key: str) 
     """Raises UserError for two sources whose rows do not fit into one batch, or are the same."""
 
     def layout(dataset: Dataset) -> tuple[tuple[str, str, Any], ...]:
-        """Properties that all rows of a batch must share: name, option of build_examples, and value."""
+        """Properties that all rows in a batch must share: name, option of build_examples, and value."""
         rule = dataset.masking.to_manifest()
         rule.pop("words", None)  # present only if the text has scripts without spaces, and then always "scripts"
         options = "options of masking"

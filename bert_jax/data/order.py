@@ -1,4 +1,4 @@
-"""The order of rows in an epoch (laws 1 and 2): hashes of counters, keyed permutations, and windows of blocks.
+"""The row order in an epoch (laws 1 and 2): hashes of counters, keyed permutations, and windows of blocks.
 
 Everything here is a pure function of seeds and numbers, so no state has to be saved to resume.
 """
@@ -280,7 +280,7 @@ class WindowOrder:
         return (words % np.uint64(self.rows)).astype(np.int64)
 
     def _in_blocks(self, places: Int64[np.ndarray, "R"], epochs: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
-        """Returns the rows at these places of an epoch's order of blocks, before the shift."""
+        """Returns the rows at these places in an epoch's block order, before the shift."""
         block, inside = np.divmod(places, self.sizes.block_rows)
         whole = block < self._blocks
         keys = combine(self._dataset_word, self._seed, epochs, _BLOCKS)
@@ -294,5 +294,5 @@ class WindowOrder:
         return np.concatenate([[begin], inner, [end] if end > begin else []]).astype(np.int64)
 
     def _number(self, spans: _Spans, row: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
-        """Returns the numbers of rows in the spans' lanes and epochs: the inverse of _spans."""
+        """Returns row numbers, given spans and rows in their lanes: the inverse of _spans."""
         return spans.epoch * self.rows + row * self.sizes.lanes + spans.lane

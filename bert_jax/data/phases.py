@@ -48,7 +48,7 @@ class Phase(NamedTuple):
 
 
 def source_key(key: str, name: str) -> str:
-    """Returns the configuration key of a mixture's source, or of a data set without a name."""
+    """Returns the configuration key for a mixture's source, or for an unnamed data set."""
     return f"{key}.{name}" if name else key
 
 
@@ -111,7 +111,7 @@ class PhasedLoader:
         seed: int,
         rates: StepSchedule[float] | None = None,
     ) -> "PhasedLoader":
-        """Returns a loader of one phase, with batches of one size from one data set."""
+        """Makes a loader for one phase, with batches of one size from one data set."""
         batches = schedules.batch_schedule({}, batch_size)
         return cls([Phase(0, Mixture.single(dataset))], tokenizer, batches=batches, seed=seed, rates=rates)
 
@@ -126,7 +126,7 @@ class PhasedLoader:
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """The fraction of a phase's rows from every named source, by configuration key."""
+        """Each named source's fraction of its phase's rows, by configuration key."""
         return {
             source_key(phase.key, source.name): round(share, DIGITS)
             for phase in self._phases
@@ -140,7 +140,7 @@ class PhasedLoader:
         return bisect.bisect_right(self._phases, step, key=lambda phase: phase.first) - 1
 
     def rows_at(self, step: int) -> int:
-        """Returns the number of rows in a step's global batch. Raises ValueError for a negative step."""
+        """Returns how many rows a step's global batch has. Raises ValueError for a negative step."""
         return self._loaders[self.phase(step)].segment(step).rows
 
     def tokens_before(self, step: int) -> float:

@@ -91,7 +91,7 @@ class BatchSegment(NamedTuple):
 
 
 def batch_segments(batches: StepSchedule[int], starts: Sequence[int]) -> list[list[BatchSegment]]:
-    """Returns the segments of every phase, given the first step of every phase (0 for the first phase)."""
+    """Returns every phase's segments, given the phases' first steps (0 for the first one)."""
     # A segment ends where the batch size or the phase changes.
     borders = sorted({*batches.steps, *starts})
     phases: list[list[BatchSegment]] = [[] for _ in starts]

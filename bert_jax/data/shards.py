@@ -245,7 +245,7 @@ class Dataset:
         return rows
 
     def shard_rows(self, shard: int) -> Rows:
-        """Returns all rows of a shard, memory-mapped. Raises UserError if it cannot be read."""
+        """Returns a shard's rows, memory-mapped. Raises UserError if it cannot be read."""
         rows = Rows(*self._columns(shard))
         if problem := value_problem(rows, self.manifest):
             raise _damaged(self.directory / self.shards[shard]["name"], problem)
@@ -267,7 +267,7 @@ class Dataset:
         return loaded
 
     def _map(self, shard: int) -> list[np.ndarray]:
-        """Maps the columns of a shard, in the order of Rows."""
+        """Maps a shard's columns, in the order of Rows."""
         path = self.directory / self.shards[shard]["name"]
         try:
             rows = self._read(path)
@@ -315,7 +315,7 @@ def value_problem(rows: Rows, manifest: Mapping[str, Any]) -> str | None:
 
 
 def stored_columns(manifest: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Returns the columns (docs/data_format.md) by name: the shape of a row's values, and their dtype."""
+    """Returns the columns (docs/data_format.md) by name: the shape and dtype of a row's values."""
     length, pack = manifest["seq_len"], manifest["pack"]
     ids = "uint16" if manifest["tokenizer"]["vocab_size"] <= 1 << 16 else "uint32"
     columns: dict[str, tuple[tuple[int, ...], str]] = {
@@ -411,7 +411,7 @@ def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callabl
 def open_output(address: str) -> tuple[Folder, Part | None]:
     """Returns the build_examples output at an address, and the part if the address ends in train/ or eval/."""
     output = Folder(address)
-    # An output folder may itself be called train, and is then told by its manifest.
+    # An output folder may itself be called train; its manifest shows that it is one.
     parent, _, last = output.address.rpartition("/")
     if last in PARTS and output.read_if_present(MANIFEST) is None:
         return Folder(parent), "train" if last == "train" else "eval"

@@ -205,7 +205,7 @@ class StreamedDataset(Dataset):
         return rows
 
     def shard_rows(self, shard: int) -> Rows:
-        """Returns all rows of a shard. Raises UserError if it cannot be read."""
+        """Returns a shard's rows. Raises UserError if it cannot be read."""
         rows = self.allocate(self.shards[shard]["rows"])
         self.read(Piece(shard, 0, len(rows.input_ids)), rows)
         return rows
@@ -328,7 +328,7 @@ class WindowCache:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of all windows, loading ones included."""
+        """The memory held by all windows, loading ones included."""
         windows = (loading.window for held in self._held.values() for loading in held)
         return self._dataset.row_bytes * sum(window.rows for window in windows)
 

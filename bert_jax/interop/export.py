@@ -64,7 +64,7 @@ def export_loaded(
     if format == "stablehlo":
         stablehlo.write(loaded, output, dtype or "float32")
     elif format == "onnx":
-        onnx.write(loaded, output, dtype or "float32")
+        onnx.write(loaded, output, dtype)
     elif format == "peft":
         peft.write(loaded, output, base)
     else:

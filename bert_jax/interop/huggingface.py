@@ -8,7 +8,7 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from bert_jax.storage.files import read_json, refuse_pickle
 
 # Files that mark folders in other formats.
 PROGRAMS_FILE = "programs.json"  # StableHLO programs
-ONNX_FILE = "model.onnx"
+ONNX_FOLDER = "onnx"
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
@@ -94,6 +94,11 @@ class SafetensorsFolder(Mapping[str, np.ndarray]):
         stored = {open_tensors(path).get_slice(name).get_dtype() for path, name in self._names.values()}
         dtypes = {_DTYPES.get(dtype, "float32") for dtype in stored - _INTEGERS}
         return dtypes.pop() if len(dtypes) == 1 else "float32"
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Removes tensors from the mapping."""
+        for name in names:
+            self._names.pop(name, None)
 
     def shape(self, bare: str) -> tuple[int, ...]:
         path, name = self._names[bare]
@@ -176,23 +181,32 @@ def read(directory: str | Path) -> LoadedModel:
     """
     directory = Path(directory)
     refuse_pickle(directory)
-    values = read_config(directory)
+    values = read_json(directory / CONFIG_FILE)
     # The prefix is known only from the family, so the class is looked up again in `assemble`.
     family, _ = named_family(directory / CONFIG_FILE, values)
     return assemble(directory, directory / CONFIG_FILE, values, SafetensorsFolder(directory, family.prefix))
 
 
-def read_config(directory: Path, *others: Path) -> dict[str, Any]:
-    """Reads config.json, without an embedding task if a folder has files of sentence-transformers.
+def passing_pooler(family: Family, class_name: str, width: int) -> dict[str, np.ndarray]:
+    """The tensors of a pooler that passes [CLS] on to its tanh, for a model without one; empty if the class has none.
 
-    These files take precedence, since users and sentence-transformers edit them.
+    The class of an encoder alone has a pooler in transformers. Without its tensors it gets random values, with a
+    warning. Such a pooler is left out when the folder is read.
     """
-    values = read_json(directory / CONFIG_FILE)
-    task = values.get(TASK_FIELD)
-    described = any(sentence_transformers.is_folder(folder) for folder in (directory, *others))
-    if described and isinstance(task, dict) and task.get("kind") == sentence_transformers.KIND:
-        del values[TASK_FIELD]
-    return values
+    if class_name != family.base_class:
+        return {}
+    values = {"kernel": np.eye(width, dtype=np.float32), "bias": np.zeros(width, np.float32)}
+    return {entry.names[0]: values[entry.path.rpartition("/")[2]] for entry in family.optional.get("pooler", ())}
+
+
+def _leave_out_passing_pooler(family: Family, weights: SafetensorsFolder) -> None:
+    names = [entry.names[0] for entry in family.optional.get("pooler", ())]
+    # A pooler is square, so that other shapes, which are reported later, are not compared.
+    if not names or not all(name in weights for name in names) or len({*weights.shape(names[0])}) != 1:
+        return
+    passing = passing_pooler(family, family.base_class, weights.shape(names[0])[0])
+    if all(np.array_equal(weights[name], value) for name, value in passing.items()):
+        weights.leave_out(passing)
 
 
 def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: SafetensorsFolder) -> LoadedModel:
@@ -217,6 +231,8 @@ def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: Safet
 
     # Heads: those that the class requires, and optional ones whose tensors are in the file.
     names = frozenset(family.classes[class_name])
+    if class_name == family.base_class:
+        _leave_out_passing_pooler(family, weights)
     # One tensor is enough: a missing one of the same head is then an error, not a head that is left out.
     for part, entries in family.optional.items():
         if part not in names and any(name in weights for entry in entries for name in entry.names):
@@ -243,8 +259,10 @@ def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: Safet
     words = load_vocabulary(directory, model, file.name)
     model, params = _match_token_types(directory, values, model, params)
     task = read_task(file, values, model, heads)
-    if settings and task is None:
-        task = sentence_transformers.read_task(settings, model, words)
+    # Files of sentence-transformers take precedence over a task in config.json, since users and that library edit them;
+    # but a task of adapters over their base model's files.
+    if settings and (task is None or (task["kind"] == sentence_transformers.KIND and settings == origin)):
+        task = {"name": "own", **(task or {}), **sentence_transformers.read_task(settings, model, words)}
     return LoadedModel(model, heads, params, words, task, dtype=weights.dtype, origin=str(origin))
 
 

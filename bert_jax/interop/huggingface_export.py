@@ -52,7 +52,7 @@ def sentence_encoder(loaded: LoadedModel) -> tuple[LoadedModel, Mapping[str, Any
         UserError: sentence-transformers lacks the task's pooling.
     """
     task = loaded.task if loaded.task and loaded.task["kind"] == sentence_transformers.KIND else None
-    if task and not sentence_transformers.has_known_pooling(task):
+    if task and written_vectors(loaded) is None:
         raise UserError(f"{loaded.origin} has a pooling that cannot be written: {task['pooling']}. Use --format hf")
     # Another task's answers and scores come from a head that is left out.
     if loaded.task and not task:
@@ -66,17 +66,26 @@ def sentence_encoder(loaded: LoadedModel) -> tuple[LoadedModel, Mapping[str, Any
     return dataclasses.replace(loaded, heads=heads, params=params), settings
 
 
+def written_vectors(loaded: LoadedModel) -> Mapping[str, Any] | None:
+    """The settings of sentence_transformers.write of a model for vectors; None if it is not one that can be written."""
+    task = loaded.task or {}
+    known = task.get("kind") == sentence_transformers.KIND and sentence_transformers.has_known_pooling(task)
+    return task if known else None
+
+
 def write(loaded: LoadedModel, directory: str | Path, vectors: Mapping[str, Any] | None = None) -> None:
     """Writes a folder that transformers and `huggingface.read` can open; it appears complete or not at all.
 
     Args:
         loaded: The model.
         directory: The folder to create.
-        vectors: The settings of sentence_transformers.write, with which sentence-transformers can open it, too.
+        vectors: The settings of sentence_transformers.write, with which sentence-transformers can open it, too; None:
+            those of a model for vectors.
 
     Raises:
         UserError: The folder exists, or no family's format holds the model.
     """
+    vectors = written_vectors(loaded) if vectors is None else vectors
     family = family_for(loaded)
     loaded = without_span_boundary(loaded)
     class_name = class_for(family, loaded.heads)
@@ -90,6 +99,9 @@ def write(loaded: LoadedModel, directory: str | Path, vectors: Mapping[str, Any]
     if all(np.array_equal(narrow[name].astype(np.float32), tensor) for name, tensor in tensors.items()):
         tensors, dtype = narrow, loaded.dtype
     count = sum(tensor.size for tensor in tensors.values())
+    if not has_pooler(loaded.heads, loaded.model):
+        fitting = huggingface.passing_pooler(family, class_name, loaded.model.width)
+        tensors |= {name: tensor.astype(jnp.dtype(dtype)) for name, tensor in fitting.items()}
     loading = model_card.TRANSFORMERS if vectors is None else model_card.SENTENCE_TRANSFORMERS
     with atomic_folder(directory) as unfinished:
         write_description(loaded, unfinished, dtype, count, loading, vectors)
@@ -111,17 +123,15 @@ def write_description(
         folder: An existing folder.
         dtype: The parameters' dtype, for config.json.
         parameters: As in model_card.render, like `loading`.
-        vectors: As in `write`. Files of sentence-transformers then replace the task in config.json.
+        vectors: As in `write`.
 
     Raises:
         UserError: No family's format holds the model.
     """
     family = family_for(loaded)
     class_name = class_for(family, loaded.heads)
-    values = _config_values(loaded, family, class_name) | {"dtype": dtype}
-    if vectors is None:
-        values |= task_fields(loaded)
-    else:
+    values = _config_values(loaded, family, class_name) | {"dtype": dtype} | task_fields(loaded)
+    if vectors is not None:
         sentence_transformers.write(vectors, loaded.model.width, folder)
     text = json.dumps(values, indent=2, sort_keys=True) + "\n"
     (folder / huggingface.CONFIG_FILE).write_text(text, encoding="utf-8")

@@ -124,7 +124,7 @@ def render(loaded: LoadedModel, family: Family, class_name: str, parameters: int
         "## How to load it",
         loading,
         "## Limits",
-        "\n".join(f"- {limit}" for limit in _limits(loaded)),
+        "\n".join(f"- {limit}" for limit in _limits(loaded, family, class_name)),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -255,11 +255,22 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, str]:
     return scores
 
 
-def _limits(loaded: LoadedModel) -> list[str]:
+def _limits(loaded: LoadedModel, family: Family, class_name: str) -> list[str]:
     """The model's limits that its run shows."""
     # Fine-tuned models have no recorded rows; nothing is then said about their length.
     longest = max((source["seq_len"] for source in loaded.data), default=loaded.model.max_positions)
+    lacks_pooler = "pooler" in family.optional and not loaded.heads.pooler
     limits = (
+        (
+            lacks_pooler and class_name == family.base_class,
+            "It has no trained pooler: `pooler_output` of transformers is the tanh of the last hidden state of the "
+            "first token.",
+        ),
+        (
+            lacks_pooler and class_name != family.base_class,
+            'It has no pooler. For hidden states alone, use `AutoModel.from_pretrained("PATH", '
+            "add_pooling_layer=False)`; without this, `pooler_output` is random, as a warning of transformers says.",
+        ),
         (
             longest < loaded.model.max_positions,
             f"It was trained on rows of up to {longest} tokens. It accepts {loaded.model.max_positions}, but was not "

@@ -1,7 +1,10 @@
-"""Writes a model as an ONNX program for onnxruntime: a folder of model.onnx, config.json, tokenizer files, README.md.
+"""Writes a model as ONNX programs, next to config.json, tokenizer files and README.md, as programs of the Hub expect.
+
+onnx/model.onnx             float32
+onnx/model_quantized.onnx   int8
 
 `write`, at the top, shows the steps: `convert` traces the model's outputs and converts them with jax2onnx,
-`differences` compares the program with the model in onnxruntime, and `_quantize` rounds it to int8. `folded`, at the
+`differences` compares a program with the model in onnxruntime, and `_quantize` rounds it to int8. `folded`, at the
 end, first simplifies the traced function. Inputs and outputs have the names and dtypes of transformers. Only models
 with a Hugging Face format are written, since users of such folders expect its config.json.
 """
@@ -10,8 +13,9 @@ import contextlib
 import importlib.util
 import logging
 import math
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +27,7 @@ from jaxtyping import Array
 
 from bert_jax.errors import UserError, install_hint
 from bert_jax.interop import huggingface_export, sentence_transformers, stablehlo
-from bert_jax.interop.huggingface import ONNX_FILE
+from bert_jax.interop.huggingface import ONNX_FOLDER
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.stablehlo import Outputs, Program, input_names
 from bert_jax.model.runtime import Runtime
@@ -32,6 +36,10 @@ from bert_jax.storage.files import atomic_folder
 PACKAGES = ("jax2onnx", "onnx", "onnxruntime")
 # ONNX 1.12 (2022) has all operators that a model needs, and every current runtime reads it.
 OPSET, IR_VERSION = 17, 8
+# By dtype. transformers.js, fastembed, optimum and the Hub have these names for the programs, and for the second file
+# of a large one.
+FILES = {"float32": "model.onnx", "int8": "model_quantized.onnx"}
+DATA = "_data"
 # Bytes of tensors in a file of at most 2 GiB (protobuf's limit); the rest is for the nodes.
 TENSORS_LIMIT = 2**31 - 2**26
 
@@ -49,16 +57,16 @@ import onnxruntime
 from transformers import AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("PATH")
-session = onnxruntime.InferenceSession("PATH/{ONNX_FILE}")
+session = onnxruntime.InferenceSession("PATH/{ONNX_FOLDER}/FILE")
 inputs = dict(tokenizer(["Some text.", "More text."], padding=True, return_tensors="np"))
 outputs = dict(zip([one.name for one in session.get_outputs()], session.run(None, inputs)))
 ```
 
 """
-_DIFFERENCES = """any batch size and length. Largest differences from bert_jax's outputs in float32 for random tokens:
+_DIFFERENCES = """Any batch size and length. Largest differences from bert_jax's outputs in float32 for random tokens:
 
-| output | difference | largest value |
-|---|---|---|"""
+| program | parameters | output | difference | largest value |
+|---|---|---|---|---|"""
 
 
 class Difference(NamedTuple):
@@ -85,19 +93,22 @@ def check_installed() -> None:
         )
 
 
-def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") -> dict[str, Difference]:
-    """Writes a program in float32 or int8 to a new folder, and returns its differences by output.
+def write(loaded: LoadedModel, directory: str | Path, dtype: str = "") -> dict[str, dict[str, Difference]]:
+    """Writes programs to a new folder, and returns their differences by dtype and output.
 
     The folder appears complete or not at all, once the float32 program equals the model in onnxruntime. A model that
     was fine-tuned for vectors becomes a sentence-transformers folder with the output `sentence_embedding`.
+
+    Args:
+        loaded: The model.
+        directory: The folder to create.
+        dtype: The only one of FILES to write; empty for all.
 
     Raises:
         UserError: A package is missing, the folder exists, the model has no Hugging Face format or is one of multiple
             choice, or the program differs from the model by more than TOLERANCE.
     """
     check_installed()
-    import onnx  # only with the extra
-
     if loaded.heads.choices:
         raise UserError("--format onnx does not write models of multiple choice. Use --format hf or stablehlo")
     settings = None
@@ -108,24 +119,47 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
     compute = named_outputs(loaded, settings)
     program = convert(loaded, compute)
     with atomic_folder(directory) as unfinished:
-        file = unfinished / (ONNX_FILE if dtype == "float32" else "float32.onnx")
-        large = sum(4 * math.prod(tensor.dims) for tensor in program.graph.initializer) > TENSORS_LIMIT
-        onnx.save_model(program, file, save_as_external_data=large, location=f"{file.name}.data" if large else None)
-        # The float32 program is compared in any case: it shows whether the conversion is right.
-        measured = differences(file, loaded, compute)
-        _check(measured, TOLERANCE, "and use --format stablehlo")
-        if dtype == "int8":
-            _quantize(file, unfinished / ONNX_FILE, in_two_files=large)
-            for temporary in unfinished.glob(f"{file.name}*"):
-                temporary.unlink()
-            measured = differences(unfinished / ONNX_FILE, loaded, compute)
-            # No bound on the error of 8 bits fits all models, so the model card states it.
-            _check(measured, math.inf, "and use --dtype float32")
-        rows = (f"| {name} | {difference[0]:.1e} | {difference[1]:.1e} |" for name, difference in measured.items())
-        loading = _LOADING + "\n".join((f"Parameters are {dtype}; {_DIFFERENCES}", *rows))
+        measured = _write_programs(program, unfinished / ONNX_FOLDER, loaded, compute, [dtype] if dtype else FILES)
+        rows = [
+            f"| `{FILES[dtype]}` | {dtype} | {name} | {difference.error:.1e} | {difference.largest:.1e} |"
+            for dtype, differences in measured.items()
+            for name, difference in differences.items()
+        ]
+        loading = _LOADING.replace("FILE", FILES[next(iter(measured))]) + "\n".join((_DIFFERENCES, *rows))
         count = sum(value.size for value in loaded.params.values())
         huggingface_export.write_description(loaded, unfinished, "float32", count, loading, settings)
     return measured
+
+
+def _write_programs(
+    program: Any, folder: Path, loaded: LoadedModel, compute: Program, dtypes: Iterable[str]
+) -> dict[str, dict[str, Difference]]:
+    """Writes a float32 program in each dtype, and returns differences by dtype and output."""
+    folder.mkdir()
+    in_two_files = sum(4 * math.prod(tensor.dims) for tensor in program.graph.initializer) > TENSORS_LIMIT
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        # The float32 program is compared in any case: it shows whether the conversion is right.
+        plain = Path(scratch) / FILES["float32"]
+        _save(program, plain, in_two_files)
+        measured = {"float32": differences(plain, loaded, compute)}
+        _check(measured["float32"], TOLERANCE, "and use --format stablehlo")
+        if "int8" in dtypes:
+            rounded = plain.with_name(FILES["int8"])
+            _quantize(plain, rounded, in_two_files=in_two_files)
+            measured["int8"] = differences(rounded, loaded, compute)
+            # No bound on the error of 8 bits fits all models, so the model card states it.
+            _check(measured["int8"], math.inf, "and use --dtype float32")
+        for dtype in dtypes:
+            for file in plain.parent.glob(f"{FILES[dtype]}*"):
+                file.rename(folder / file.name)
+    return {dtype: measured[dtype] for dtype in dtypes}
+
+
+def _save(program: Any, file: Path, in_two_files: bool) -> None:
+    import onnx  # only with the extra
+
+    location = f"{file.name}{DATA}" if in_two_files else None
+    onnx.save_model(program, file, save_as_external_data=in_two_files, location=location)
 
 
 def _check(measured: Mapping[str, Difference], tolerance: float, advice: str) -> None:
@@ -239,6 +273,13 @@ def _quantize(source: Path, target: Path, *, in_two_files: bool) -> None:
             weight_type=QuantType.QInt8,
             use_external_data_format=in_two_files,
         )
+    if in_two_files:  # whose second file gets the name that other programs expect
+        import onnx
+
+        program = onnx.load_model(target)
+        for file in target.parent.glob(f"{target.name}*"):
+            file.unlink()
+        _save(program, target, in_two_files)
 
 
 def differences(path: Path, loaded: LoadedModel, compute: Program) -> dict[str, Difference]:

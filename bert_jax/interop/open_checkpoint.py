@@ -17,7 +17,7 @@ import bert_jax.lineage  # noqa: F401 (adds the encoders before the Transformer,
 from bert_jax.config.options import Checked, option
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, peft
-from bert_jax.interop.huggingface import ONNX_FILE, PROGRAMS_FILE
+from bert_jax.interop.huggingface import ONNX_FOLDER, PROGRAMS_FILE
 from bert_jax.interop.loaded_model import MOVING_AVERAGE, LoadedModel, load_vocabulary
 from bert_jax.interop.original_bert import is_original_bert
 from bert_jax.model import layers, lora
@@ -123,8 +123,8 @@ def _not_a_checkpoint(path: Location, step: int | None) -> str:
     # Exports of programs come first, since some of them have a config.json, too.
     if (path / PROGRAMS_FILE).exists():
         return f"{path} holds StableHLO programs, not a checkpoint. Give the one they were exported from"
-    if (path / ONNX_FILE).exists() and not list(path.glob("*.safetensors")):
-        return f"{path} holds an ONNX program, not a checkpoint. Give the one that it was exported from"
+    if list((path / ONNX_FOLDER).glob("*.onnx")) and not list(path.glob("*.safetensors")):
+        return f"{path} holds ONNX programs, not a checkpoint. Give the one that they were exported from"
     if is_original_bert(path):
         return f"{path} is in Google's TensorFlow layout. Convert it once: bert-jax convert --input {path} --output DIR"
     configured = (path / CONFIG_FILE).exists() or peft.is_adapter_folder(path)

@@ -15,7 +15,7 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.interop import family as families
-from bert_jax.interop import huggingface
+from bert_jax.interop import huggingface, sentence_transformers
 from bert_jax.interop.family import LAYERS, Entry, Family, check_fixed
 from bert_jax.interop.huggingface import SafetensorsFolder, save_tensors
 from bert_jax.interop.huggingface_export import class_for, family_for, task_fields
@@ -74,7 +74,9 @@ def read(directory: Path) -> LoadedModel:
     values = read_json(file)
     check_fixed(file, values, _FIXED)
     base = _base_folder(directory, values.get("base_model_name_or_path"))
-    config = huggingface.read_config(base, directory)
+    config = read_json(base / huggingface.CONFIG_FILE)
+    if sentence_transformers.is_folder(base):
+        config.pop(huggingface.TASK_FIELD, None)
     family, class_name = huggingface.named_family(base / huggingface.CONFIG_FILE, config)
     task = read_optional(directory / TASK_FILE)
     task_type = values.get("task_type")
@@ -108,8 +110,7 @@ class AdaptedFolder(SafetensorsFolder):
         )
         if left_out := sorted((heads - own) & self._names.keys()):
             huggingface.report(f"{base}: not used by {class_name}, left out: {', '.join(left_out)}")
-        for bare in left_out:
-            del self._names[bare]
+        self.leave_out(left_out)
         self._file = file = directory / WEIGHTS_FILE
         alpha = values.get("lora_alpha", 8)
         number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and math.isfinite(alpha)

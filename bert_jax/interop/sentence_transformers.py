@@ -55,7 +55,7 @@ def read_optional(path: Path) -> dict[str, Any]:
 
 
 def read_task(directory: Path, model: ModelConfig, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Reads a folder's task.
+    """Reads a folder's task, without a name.
 
     Raises:
         UserError: A file is damaged.
@@ -93,7 +93,6 @@ def read_task(directory: Path, model: ModelConfig, vocabulary: Vocabulary) -> di
     # bool is a subclass of int; tokenizers without a limit have a very large float.
     limit = limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else model.max_positions
     return {
-        "name": "own",
         "kind": KIND,
         "labels": [],
         "max_length": min(limit, model.max_positions),

@@ -47,7 +47,7 @@ class Bert(nnx.Module):
         self._observe: Callable[[Any, Encoded], None] | None = None
 
     def head(self, name: str) -> Any:
-        """Returns the head of that name.
+        """Returns the head with that name.
 
         Raises:
             UserError: the model has no such head.
@@ -75,7 +75,7 @@ class Bert(nnx.Module):
         """Returns a batch's hidden states.
 
         Args:
-            all_layers: keep the output of every layer, not only of the last one.
+            all_layers: keep every layer's output, not only the last one's.
             attention_maps: keep the attention probabilities.
 
         Raises:
@@ -93,7 +93,7 @@ class Bert(nnx.Module):
     def encode_at(
         self, batch: Any, positions: Int[Array, "B K"], dropout_key: DropoutKey = None
     ) -> Float[Array, "B K D"]:
-        """Returns encode(batch).last at K positions of each row, without computing the rest of the last layer.
+        """Returns encode(batch).last at K positions per row, without computing the last layer at the others.
 
         A loss that reads few positions (masked ones, [CLS]) saves most of one layer's work this way.
         """
@@ -109,7 +109,7 @@ class Bert(nnx.Module):
         return None if key is None else row_seeds(key, (), rows, self.runtime.placement)
 
     def embedding_vectors(self, batch: Any, seeds: Seeds) -> Float[Array, "B T E"]:
-        """Embeds a batch, without the projection to the width of the layers (model.embedding_width).
+        """Embeds a batch, without the projection to the layers' width (model.embedding_width).
 
         Raises:
             UserError: rows are longer than model.max_positions.
@@ -124,7 +124,7 @@ class Bert(nnx.Module):
         return self.embeddings.vectors(batch.input_ids, batch.segment_ids, batch.positions, seeds)
 
     def _embed(self, batch: Any, dropout_key: DropoutKey) -> tuple[Float[Array, "B T D"], DropoutKey]:
-        """Returns the input of the encoder, and its dropout key."""
+        """Returns the encoder's input and dropout key."""
         seeds = self.dropout_seeds(dropout_key, "embeddings", batch.input_ids.shape[0])
         return self.embeddings.project(self.embedding_vectors(batch, seeds)), part_key(dropout_key, "encoder")
 
@@ -145,12 +145,15 @@ def init_params(config: ModelConfig, heads: Heads, key: PRNGKeyArray) -> dict[st
 
 
 def abstract_params(config: ModelConfig, heads: Heads) -> dict[str, Any]:
-    """Returns the shapes and dtypes of init_params."""
+    """Returns init_params' shapes and dtypes."""
     return jax.eval_shape(lambda key: init_params(config, heads, key), jax.random.key(0))
 
 
 def bind(config: ModelConfig, heads: Heads, params: dict[str, Any], runtime: Runtime) -> Bert:
-    """Returns the module over these parameters, for use inside a function that is jitted or differentiated.
+    """Returns the module over these parameters, for use inside a jitted or differentiated function.
+
+    Args:
+        params: nested by module, as init_params returns them; under shard_map one device's shards.
 
     Raises:
         UserError: a parameter is missing, unknown or of another shape; the message names the first.

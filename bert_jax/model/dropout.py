@@ -1,8 +1,8 @@
 """Dropout and other noise by a counter-based hash: a mask depends only on a seed and on the index in the array.
 
 A mask is neither stored nor communicated: XLA fuses its computation into the elementwise work around it, the backward
-pass recomputes it, and a sharded array gets the mask of the whole array. Threefry, the default of jax.random, needs
-about a hundred integer operations for a number; here it only seeds each row, and a hash of two rounds does the rest.
+pass recomputes it, and a sharded array gets the mask of the whole array. Threefry, jax.random's default, needs
+about a hundred integer operations for a number; here it only seeds each row, and a two-round hash does the rest.
 
 The last part has noise for sequences, which depends neither on the row nor on its other sequences, so a packed row gets
 the samples of its sequences in separate padded rows. Their seed comes from the step and the sequence's number in the
@@ -28,7 +28,12 @@ LEAST_POSITIONS = 4096
 def row_seeds(
     key: PRNGKeyArray, shape: tuple[int, ...], rows: int, placement: Placement = ALONE
 ) -> UInt32[Array, "*shape B 2"]:
-    """Returns seeds for `rows` rows at `shape` dropout sites; the placement says which rows these are."""
+    """Returns seeds for `rows` rows at `shape` dropout sites.
+
+    Args:
+        shape: the axes of the sites, such as (layers, 3); () for one site.
+        placement: says which rows of the batch these are.
+    """
     # Bits are made for the whole batch and then sliced, so that a row's mask does not depend on the mesh.
     first, every = placement.row_numbers(rows)
     seeds = jax.random.bits(key, (*shape, every, SEED_WORDS), jnp.uint32)
@@ -45,8 +50,10 @@ def dropout(
 ) -> Float[Array, "B *shape"]:
     """Zeroes elements with probability `rate`, scales the others by 1 / (1 - rate) (Srivastava et al. 2014).
 
-    Without seeds (evaluation) it returns x. `position_axes` is as in random_bits. With `again` the backward pass always
-    recomputes the mask: the compiler cannot keep it.
+    Args:
+        seeds: of the rows (row_seeds); None, in evaluation, returns x.
+        position_axes: as in random_bits.
+        again: whether the backward pass always recomputes the mask, because the compiler cannot keep it.
     """
     return x if seeds is None or rate == 0 else _dropout(x, seeds, rate, position_axes, again)
 
@@ -82,7 +89,7 @@ def uniform(seeds: UInt32[Array, "*seeded 2"], shape: tuple[int, ...]) -> Float[
 def random_bits(
     seeds: UInt32[Array, "*seeded 2"], shape: tuple[int, ...], position_axes: int = 0
 ) -> UInt32[Array, "..."]:
-    """Returns 32 random bits for each element of an array of `shape`, whose first axes are those of the seeds.
+    """Returns 32 random bits per element for an array of `shape`, whose first axes are the seeds'.
 
     The last `position_axes` axes are positions of a row: an element's mask does not depend on the padded length, up to
     LEAST_POSITIONS. Rows have up to 2^32 elements.
@@ -110,7 +117,7 @@ def element_bits(
 def line_words(
     seeds: UInt32[Array, "*seeded 2"], shape: tuple[int, ...], position_axes: int
 ) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
-    """Returns the two words of each line of random_bits' last axis."""
+    """Returns two words for each line along random_bits' last axis."""
     lines, seeded = shape[:-1], tuple(range(seeds.ndim - 1))
     # Lines are numbered within the axes that the seeds lack, as in a C array. Numbers wrap around at 2^32.
     number, stride = jnp.zeros(lines, jnp.uint32), 1
@@ -159,7 +166,7 @@ _dropout.defvjp(_forward, _backward)
 
 
 def sequence_numbers(sequence_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """Numbers the sequences of a batch from 0, at each position, in the order of its rows."""
+    """Numbers a batch's sequences from 0, at each position, in row order."""
     # Sequences of a row are numbered from 1 and padding is 0, so the maximum is the row's count.
     counts = sequence_ids.max(axis=1)
     before = jnp.cumsum(counts) - counts

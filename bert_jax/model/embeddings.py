@@ -1,5 +1,5 @@
-"""Positions and embeddings: which keys a query sees (TokenPositions, visible_keys); encodings of positions as vectors,
-rotations and attention biases; and the input of the first layer (Embeddings)."""
+"""Positions and embeddings: which keys a query sees (TokenPositions, visible_keys); position encodings as vectors,
+rotations and attention biases; and the first layer's input (Embeddings)."""
 
 import dataclasses
 import math
@@ -57,10 +57,13 @@ def is_unpacked(batch: Any) -> bool:
 def visible_keys(
     queries: TokenPositions, keys: TokenPositions, *, window: int = 0, causal: bool = False
 ) -> Bool[Array, "B 1 Q T"]:
-    """Returns which keys a query sees: those of its own sequence, at most `window` positions away unless that is 0.
+    """Returns which keys a query sees, all of them in its own sequence.
 
-    If causal, it sees none after itself. Padding (sequence id 0) sees padding alone: no real query sees it, and its own
-    softmax is over something.
+    Padding (sequence id 0) sees padding alone: no real query sees it, and its own softmax is over something.
+
+    Args:
+        window: the largest distance from a query to a key; 0: any.
+        causal: whether a query sees no key after itself.
     """
     visible = queries.sequence_ids[:, :, None] == keys.sequence_ids[:, None, :]
     # Distances are taken in the row. Within one sequence they equal distances in the sequence.
@@ -75,7 +78,7 @@ def visible_keys(
 def sequence_lengths(rows: TokenPositions) -> Int[Array, "B"]:
     """Counts the positions of each unpacked row that a query may see, i.e. those before the padding.
 
-    Of a row of padding alone it is 1, so that no softmax is over nothing.
+    A row with nothing but padding counts 1, so that no softmax is over nothing.
     """
     return jnp.maximum((rows.sequence_ids > 0).sum(axis=1, dtype=jnp.int32), 1)
 
@@ -156,7 +159,7 @@ class DistanceBuckets(nnx.Module):
 
 
 def distance_bucket(ahead: Int[Array, "*shape"], longest: int) -> Int[Array, "*shape"]:
-    """Returns the bucket of a distance, key minus query (Raffel et al. 2020, as mesh-tensorflow computes it)."""
+    """Returns the bucket for a distance, key minus query (Raffel et al. 2020, as mesh-tensorflow computes it)."""
     # Each direction has half of the buckets. Half of those hold single distances, and the others ranges that grow by a
     # constant factor up to `longest`.
     side = BUCKETS // 2
@@ -206,11 +209,11 @@ def token_table(config: ModelConfig, key: PRNGKeyArray) -> Embedding:
 
 
 class Embeddings(nnx.Module):
-    """The input of the first layer: token, position and segment embeddings, summed and normalized.
+    """The first layer's input: token, position and segment embeddings, summed and normalized.
 
-    Devlin et al. 2019, section 3, figure 2. With model.embedding_width a dense layer projects them to the width of the
-    layers (Lan et al. 2020, section 3.1). An encoder of two directions gets them twice, [x; x] (Peters et al. 2018,
-    section 3.2).
+    Devlin et al. 2019, section 3, figure 2. With model.embedding_width a dense layer projects them to the layers' width
+    (Lan et al. 2020, section 3.1). An encoder of two directions gets them twice, [x; x] (Peters et al. 2018, section
+    3.2).
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
@@ -256,7 +259,7 @@ class Embeddings(nnx.Module):
         return forms.dropout(embedded, config.dropout, seeds)
 
     def project(self, vectors: Float[Array, "B T E"]) -> Float[Array, "B T D"]:
-        """Returns the input of the first layer."""
+        """Returns the first layer's input."""
         projected = self.projection(vectors) if self.config.embedding_width else vectors
         if self.config.directions > 1:
             projected = jnp.concatenate([projected] * self.config.directions, axis=-1)

@@ -31,7 +31,7 @@ _HEADS = ("query", "key", "value")  # in the order of the fused kernel [L, D, 3,
 
 
 class LowRank(nnx.Module):
-    """Computes s dropout(x) A B, the output of an adapter.
+    """Computes an adapter's output, s dropout(x) A B.
 
     A is uniform within 1 / sqrt(inputs) and B is zero, as in reset_lora_parameters of peft, so training begins at the
     model itself.
@@ -40,6 +40,7 @@ class LowRank(nnx.Module):
     def __init__(
         self, config: LoraConfig, inputs: Shape, outputs: Shape, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape
     ) -> None:
+        # B alone begins at zero: if both did, neither would get a gradient.
         bound = 1 / math.sqrt(math.prod(inputs))
         shape = (*stack, *inputs, config.rank)
         self.a = nnx.Param(jax.random.uniform(child_key(key, "a"), shape, jnp.float32, -bound, bound))

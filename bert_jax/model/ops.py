@@ -129,9 +129,12 @@ class Operations:
         dtype: DTypeLike | None = None,
         rows_of_ones: int = 0,
     ) -> Float[Array, "..."]:
-        """Multiplies x [..., *in] by kernel [*in, *out] and adds any bias [*out]. `in` has input_axes axes.
+        """Multiplies x [..., *in] by kernel [*in, *out] and adds any bias [*out].
 
-        The result has the compute dtype unless another is given. `rows_of_ones` is for arrays that keep their axes.
+        Args:
+            input_axes: how many axes `in` has.
+            dtype: of the result; None: the compute dtype.
+            rows_of_ones: as in add_bias, for arrays that keep their axes.
         """
         runtime, dtype = self.runtime, dtype or self.runtime.dtype
         x, kernel = x.astype(runtime.dtype), kernel.astype(runtime.dtype)
@@ -155,9 +158,12 @@ class Operations:
         bias: Float[Array, "3 N H"] | None,
         separate: bool = False,
     ) -> Heads:
-        """Computes queries, keys and values of attention; queries come from `queries` if these are given.
+        """Computes queries, keys and values of attention.
 
-        `separate` says whether the attention kernel wants them in three arrays.
+        Args:
+            hidden: the vectors for keys and values, and for queries unless `queries` is given.
+            kernel: axis 1 has queries, keys and values in this order, as has the bias's axis 0.
+            separate: whether the attention kernel wants three arrays.
         """
 
         def project(vectors: Array, part: int) -> Array:
@@ -195,7 +201,7 @@ class Operations:
         return look_up_by_matmul(table, rows)
 
     def whole_gradients(self, gradients: PyTree) -> PyTree:
-        """Returns the gradients of all parameters, which may have to exist as whole arrays."""
+        """Returns all parameters' gradients, which may have to exist as whole arrays."""
         return gradients
 
 
@@ -220,7 +226,7 @@ class GpuOperations(Operations):
     narrows_score_gradients = True
 
     def whole_gradients(self, gradients: PyTree) -> PyTree:
-        """The gradient of a stack is concatenated once, not in each kernel of the optimizer that reads it."""
+        """A stack's gradient is concatenated once, not in each optimizer kernel that reads it."""
         return jax.lax.optimization_barrier(gradients)
 
 
@@ -251,8 +257,8 @@ def operations(runtime: Runtime) -> Operations:
 class VocabularyProduct:
     """Vectors, the output matrix of a vocabulary and its bias, before they are multiplied.
 
-    The logits of a batch are often its largest array. train/losses.py can compute a loss from these parts, a few tokens
-    of the vocabulary at a time.
+    The logits of a batch are often its largest array. train/losses.py can compute a loss from these parts, a few
+    vocabulary tokens at a time.
     """
 
     vectors: Float[Array, "B M E"]

@@ -63,7 +63,7 @@ class LayerSelection:
         return self.indices not in ((0,), (layers,))
 
     def of(self, encoded: Encoded, layers: int) -> Float[Array, "B T W"]:
-        """Combines the selected states of every position, in float32."""
+        """Combines every position's selected states, in float32."""
         # The embeddings and the last layer are always there, the others only after encode(all_layers=True).
         states = {0: encoded.embeddings, layers: encoded.last}
         if encoded.layers is not None:
@@ -77,7 +77,7 @@ class LayerSelection:
 
 
 def vocabulary_logits(model: Bert, vectors: Float[Array, "B M D"]) -> Float[Array, "B M V"]:
-    """Returns float32 vocabulary logits of hidden states; -inf for the padding of V."""
+    """Returns float32 vocabulary logits for hidden states; -inf for V's padding."""
     return vocabulary_product(model, vectors).logits()
 
 
@@ -91,14 +91,14 @@ def vocabulary_product(model: Bert, vectors: Float[Array, "B M D"]) -> Vocabular
 def masked_logits(
     model: Bert, hidden: Float[Array, "B T D"], masked_positions: Int[Array, "B M"]
 ) -> Float[Array, "B M V"]:
-    """Returns vocabulary_logits at M positions of each row."""
+    """Returns vocabulary_logits at each row's M positions."""
     return vocabulary_logits(model, gather_positions(hidden, masked_positions))
 
 
 def generator_logits(
     model: Bert, batch: Any, masked_positions: Int[Array, "B M"], dropout_key: DropoutKey
 ) -> Float[Array, "B M V"]:
-    """Returns the generator's vocabulary_logits at M positions of each row; it shares the model's embeddings."""
+    """Returns the generator's vocabulary_logits at each row's M positions; it shares the model's embeddings."""
     # Streams of its own: the generator drops other elements of the shared embeddings than the model does.
     embedded = model.embedding_vectors(batch, model.dropout_seeds(dropout_key, "generator", len(batch.input_ids)))
     key = part_key(dropout_key, "generator_encoder")
@@ -121,17 +121,17 @@ def span_boundary_product(
 
 
 def pool_vectors(model: Bert, vectors: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
-    """Returns the pooler's output for the hidden states of [CLS]."""
+    """Returns the pooler's output for [CLS] states."""
     return model.head("pooler")(vectors)
 
 
 def next_sentence_logits(model: Bert, pooled: Float[Array, "B S D"]) -> Float[Array, "B S 2"]:
-    """Returns logits of the two classes "is next" and "random"."""
+    """Returns logits for the two classes "is next" and "random"."""
     return model.head("next_sentence_head")(pooled)
 
 
 def task_states(model: Bert, encoded: Encoded) -> Float[Array, "B T D"]:
-    """Returns the input of the heads below: the last layer, or with heads.layer_mix the mix."""
+    """Returns the input for the heads below: the last layer, or with heads.layer_mix the mix."""
     if not model.head_config.layer_mix:
         return encoded.last
     assert encoded.layers is not None, "encode(all_layers=heads.layer_mix) comes before"
@@ -140,7 +140,7 @@ def task_states(model: Bert, encoded: Encoded) -> Float[Array, "B T D"]:
 
 
 def encode_for_task(model: Bert, batch: Any, dropout_key: DropoutKey = None) -> Float[Array, "B T D"]:
-    """Returns task_states of a batch."""
+    """Returns task_states for a batch."""
     return task_states(model, model.encode(batch, dropout_key, all_layers=model.head_config.layer_mix))
 
 
@@ -156,7 +156,7 @@ def sequence_vectors(
 
 
 def class_logits(model: Bert, vectors: Float[Array, "B S D"], dropout_key: DropoutKey = None) -> Float[Array, "B S C"]:
-    """Returns logits of a sequence's class, or its regression (C = 1)."""
+    """Returns logits for a sequence's class, or its regression (C = 1)."""
     return _dropping_head(model, "classifier", vectors, dropout_key)
 
 
@@ -166,12 +166,12 @@ def choice_logits(model: Bert, vectors: Float[Array, "B S D"], dropout_key: Drop
 
 
 def tag_logits(model: Bert, hidden: Float[Array, "B T D"], dropout_key: DropoutKey = None) -> Float[Array, "B T C"]:
-    """Returns logits of every token's tag, or its regression (C = 1)."""
+    """Returns logits for every token's tag, or its regression (C = 1)."""
     return _dropping_head(model, "tagger", _token_vectors(model, hidden), dropout_key)
 
 
 def answer_logits(model: Bert, hidden: Float[Array, "B T D"]) -> Float[Array, "B T 2"]:
-    """Returns logits of an answer's first and last position: S.h and E.h (Devlin et al. 2019, section 4.2)."""
+    """Returns logits for an answer's first and last position: S.h and E.h (Devlin et al. 2019, section 4.2)."""
     return model.head("question_head")(_token_vectors(model, hidden))
 
 
@@ -183,14 +183,14 @@ def span_vectors(model: Bert, hidden: Float[Array, "B T D"], dropout_key: Dropou
 def span_logits(
     model: Bert, vectors: Float[Array, "B T K G"], dropout_key: DropoutKey = None
 ) -> Float[Array, "B T K C"]:
-    """Returns logits of each span's class, or whether it is a span at all (C = 1)."""
+    """Returns logits for each span's class, or whether it is a span at all (C = 1)."""
     return _dropping_head(model, "span_classifier", vectors, dropout_key)
 
 
 def relation_logits(
     model: Bert, vectors: Float[Array, "B P G"], dropout_key: DropoutKey = None
 ) -> Float[Array, "B P P C"]:
-    """Returns logits of the relations between P spans, from their vectors (structured.take_spans)."""
+    """Returns logits for the relations between P spans, from their vectors (structured.take_spans)."""
     return _dropping_head(model, "span_relations", vectors, dropout_key)
 
 
@@ -199,5 +199,5 @@ def _dropping_head(model: Bert, name: str, vectors: Array, dropout_key: DropoutK
 
 
 def _token_vectors(model: Bert, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """Returns the input of heads that read single tokens: in ModernBERT the pooler's transform comes first."""
+    """Returns the input for heads that read single tokens: in ModernBERT the pooler's transform comes first."""
     return pool_vectors(model, hidden) if model.config.pooler == "transform" else hidden

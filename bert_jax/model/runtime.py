@@ -36,7 +36,7 @@ class Placement:
     def gather(self, params: Any, prefix: str = "", dtype: DTypeLike | None = None) -> Any:
         """Gathers parameters (nested, by path) that are sharded between steps.
 
-        With a prefix they are those of one layer of the stack, with kernels in the compute dtype. Without one, all
+        With a prefix they belong to one layer of the stack, with kernels in the compute dtype. Without one, all
         parameters outside the stacks of layers are gathered.
         """
         return params
@@ -49,7 +49,7 @@ class Placement:
     def shard_kernel(self, kernel: Callable[..., Array], names: Sequence[str]) -> Callable[..., Array]:
         """Has each device run a kernel, which the compiler cannot partition, on its shard of the arguments.
 
-        `names` are those of the arguments; the result is sharded as the first of them.
+        `names` has a name for each argument; the result is sharded like the first one.
         """
         return kernel
 

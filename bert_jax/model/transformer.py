@@ -47,6 +47,7 @@ class FeedForward(nnx.Module):
         width, inner = (config.width,), (config.feed_forward,)
         through = (2, *inner) if config.gated else inner
         dense = functools.partial(Dense, runtime=runtime, stack=stack, bias=config.bias)
+        # `output` is added to the residual stream, so it begins smaller in pre-norm models (residual_deviation).
         self.input = dense(width, through, deviation=config.initializer_range, key=child_key(key, "input"))
         self.output = dense(inner, width, deviation=config.residual_deviation, key=child_key(key, "output"))
         shapes = {"input": (width, through), "output": (inner, width)}
@@ -110,7 +111,7 @@ class EncoderLayer(nnx.Module):
         queries: Int[Array, "B Q"] | None = None,
         with_map: bool = False,
     ) -> tuple[Float[Array, "B Q D"], Float[Array, "B N Q T"] | None]:
-        """Returns the next hidden state of every position, or of `queries` only, and the attention map if asked for.
+        """Returns every position's next hidden state, or only those at `queries`, and the attention map if asked for.
 
         The bias is added to the scores of all positions.
         """
@@ -145,7 +146,7 @@ class EncoderLayer(nnx.Module):
 
 
 def gather_positions(hidden: Float[Array, "B T D"], positions: Int[Array, "B K"]) -> Float[Array, "B K D"]:
-    """Selects the vectors at K positions of each row, exactly."""
+    """Selects the vectors at each row's K positions, exactly."""
     # A one-hot matmul, because its gradient is a matmul too. The gradient of a gather is a scatter, which is serial on
     # a CPU and has no fixed order on a GPU.
     chosen = jax.nn.one_hot(positions, hidden.shape[1], dtype=hidden.dtype)
@@ -153,7 +154,7 @@ def gather_positions(hidden: Float[Array, "B T D"], positions: Int[Array, "B K"]
 
 
 def gather_queries(bias: Float[Array, "1 N T T"], positions: Int[Array, "B Q"]) -> Float[Array, "B N Q T"]:
-    """Selects the bias of queries at Q positions of each row, exactly, as gather_positions does."""
+    """Selects the bias for queries at each row's Q positions, exactly, as gather_positions does."""
     chosen = jax.nn.one_hot(positions, bias.shape[2], dtype=bias.dtype)
     return jnp.einsum("bqs,nst->bnqt", chosen, bias[0], precision=jax.lax.Precision.HIGHEST)
 
@@ -164,7 +165,7 @@ Layer = Callable[[Array, PyTree], tuple[Array, PyTree]]
 
 @dataclass(frozen=True)
 class LayerGroups:
-    """A stack's layers in order: `before`, then `repeats` groups of `period` layers of the same types, then `after`.
+    """A stack's layers in order: `before`, then `repeats` groups of `period` layers with the same types, then `after`.
 
     A scan over the groups traces and compiles each layer of a group once.
     """
@@ -203,16 +204,17 @@ def repeating_groups(types: Sequence[Hashable]) -> LayerGroups:
 
 
 def apply_layers(layers: Sequence[Layer], hidden: Array, stacked: PyTree, groups: LayerGroups) -> tuple[Array, PyTree]:
-    """Applies the L layers of a stack in order.
+    """Applies a stack's L layers in order.
 
     Args:
-        layers: the function of each layer; of groups that repeat, only those of the first are called.
+        layers: each layer's function; if groups repeat, only the first group's are called.
         stacked: the second argument of the functions, each leaf [L, ...].
 
     Returns:
-        The hidden states of the last layer, and the other outputs of all layers, each leaf [L, ...]; None without any
+        The last layer's hidden states, and all layers' other outputs, each leaf [L, ...]; None without any
         layer.
     """
+    # Three parts in order: layers before the groups, the groups in a scan, and layers after them.
     begin, end = groups.before, len(layers) - groups.after
     group = layers[begin : begin + groups.period]
     loops = [
@@ -258,7 +260,9 @@ def apply_frozen_first(
 ) -> tuple[Array, PyTree]:
     """Applies the lowest `frozen` of `depth` layers without a backward pass, then the others, as apply_layers does.
 
-    `loop` applies the layers of a slice, given their part of `stacked`.
+    Args:
+        loop: applies a slice of the layers, given its part of `stacked`.
+        stacked: each leaf [depth, ...].
     """
     frozen = min(frozen, depth)
     if not frozen:
@@ -339,7 +343,13 @@ class Encoder(nnx.Module):
         *,
         unpacked: bool = False,
     ) -> Float[Array, "B K D"]:
-        """Returns the last layer's output at the K wanted positions of each row, without computing its rest."""
+        """Returns the last layer's output at each row's K wanted positions, without computing its rest.
+
+        Args:
+            hidden: the embeddings of all positions.
+            positions: in the sequence, as in a batch.
+            wanted: positions in the row, which may repeat.
+        """
         keys, bias, stacked = self._inputs(hidden, sequence_ids, positions, dropout_key, unpacked)
         depth = self.config.layers
         # Only the last layer may skip positions: every lower layer is read at all of them as keys and values.
@@ -352,7 +362,7 @@ class Encoder(nnx.Module):
     def _inputs(
         self, hidden: Array, sequence_ids: Array, positions: Array, dropout_key: DropoutKey, unpacked: bool
     ) -> tuple[TokenPositions, Float[Array, "1 N T T"] | None, tuple[nnx.State, Array | None]]:
-        """Returns the positions of keys, the bias of all layers, and each layer's own parameters and dropout seeds.
+        """Returns the keys' positions, all layers' bias, and each layer's own parameters and dropout seeds.
 
         The bias is the same for each row, since positions in the row are. The others are stacked, [L, ...].
         """
@@ -376,7 +386,7 @@ class Encoder(nnx.Module):
         return parts
 
     def _layer(self, own: nnx.State) -> EncoderLayer:
-        """Returns the module of one layer from its own parameters; sharded ones are gathered first."""
+        """Returns one layer's module from its own parameters; sharded ones are gathered first."""
         graph, shared, _ = self._split_layers()
         # Shared parameters are [1, ...], and this layer's own have lost their first axis already.
         state = nnx.merge_state(jax.tree.map(lambda leaf: leaf[0], shared), own)

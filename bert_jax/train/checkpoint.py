@@ -163,13 +163,13 @@ class Checkpoints:
         self._finishing.start()
 
     def measured(self, step: int, evaluation: Mapping[str, float]) -> None:
-        """Records the evaluation of a step that had been saved before; updates best.json."""
+        """Records an evaluation made after its step was saved; updates best.json."""
         if self.best:
             self.best.note(step, evaluation)
             self.write_best()
 
     def steps(self) -> list[int]:
-        """Returns the complete steps in ascending order, without one that is still being written."""
+        """Returns the complete steps in ascending order, without an unfinished one."""
         return saved_steps(self.directory)
 
     def latest_step(self) -> int | None:
@@ -177,7 +177,7 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def meta(self, step: int) -> dict[str, Any]:
-        """Returns the metadata of a step.
+        """Returns a step's metadata.
 
         Raises:
             DamagedCheckpoint: it cannot be read.
@@ -286,7 +286,7 @@ class Checkpoints:
             self.close()
 
     def _finish(self, step: int) -> None:
-        """Completes a save in a thread: waits for Orbax, uploads a step to S3, and removes steps that are not kept."""
+        """Completes a save in a thread: waits for Orbax, uploads a step to S3, and removes old steps."""
         # `wait` raises any error of this thread.
         try:
             with self._explained(step, self._written):
@@ -364,7 +364,7 @@ def _remove_unfinished(directory: Location) -> None:
 
 
 def restore(directory: Location, params: PyTree, optimizer_state: PyTree, average: PyTree | None = None) -> Restored:
-    """Reads WORKDIR/checkpoints/STEP straight into the memory that the shardings name, and verifies it.
+    """Reads WORKDIR/checkpoints/STEP straight into sharded memory, and verifies it.
 
     Args:
         directory: the step's folder, which stays as it is.

@@ -1,4 +1,4 @@
-"""Measures the part of a run that is done: by steps, tokens or minutes, or by an earlier run's log (law 4)."""
+"""Measures the completed part of a run: by steps, tokens or minutes, or by an earlier run's log (law 4)."""
 
 import bisect
 import time
@@ -18,7 +18,7 @@ from bert_jax.train.metrics import METRICS_FILE, read_lines, read_metrics
 
 @dataclass(frozen=True)
 class TokenLength:
-    """The length of a run that ends once its steps have read `tokens` tokens.
+    """The length of a run that ends after reading `tokens` tokens.
 
     `before(step)` gives the tokens before a step and never falls (PhasedLoader.tokens_before;
     train/workdir.py). All processes and every restart know it without counting.
@@ -28,7 +28,7 @@ class TokenLength:
     before: Callable[[int], float]
 
     def share(self, step: int) -> float:
-        """The share of the run that is done before a step, from 0 to 1."""
+        """The run's completed share before a step, from 0 to 1."""
         return min(1.0, self.before(step) / self.tokens)
 
     @property
@@ -47,7 +47,7 @@ ENDED_BY = ("steps", "budget_minutes", "budget_replay")  # configuration keys th
 
 
 class Clock:
-    """The fraction of a run that is done before each step, from 0 to 1; the run ends at 1.
+    """A run's completed fraction before each step, from 0 to 1; the run ends at 1.
 
     Without a time budget the fraction is step / steps, or the share of a `length` in tokens. With a budget it comes
     from process 0's clock and changes only at refreshes; `refreshed` is true at those steps, so that the loop logs the
@@ -115,7 +115,7 @@ class Clock:
         self._estimated_from, self._share_then = time.monotonic(), self._share
 
     def leave_out(self, seconds: float) -> None:
-        """Leaves seconds that will not recur, such as a compilation, out of the run's pace."""
+        """Leaves seconds spent only once, such as on a compilation, out of the run's pace."""
         self._estimated_from += seconds
 
     @property
@@ -130,7 +130,7 @@ class Clock:
         return by_budget if by_pace is None else min(by_budget, by_pace)
 
     def read(self, step: int) -> float:
-        """Returns the fraction that is done before this step. Call it once for each step, in order."""
+        """Returns the completed fraction before this step. Call it once for each step, in order."""
         if jax.process_count() > 1:
             # Process 0's clock for this step was sent one step earlier, while the device computed, so nobody waits.
             if self._sent is not None:
@@ -181,7 +181,7 @@ def make_clock(config: TrainConfig, meta: Mapping[str, Any], length: TokenLength
 
 
 def read_fractions(log: str) -> dict[int, float]:
-    """Returns the budget fractions that a run logged, by step; `log` is a metrics.jsonl or a workdir, also in a store.
+    """Returns a run's logged budget fractions by step; `log` is a metrics.jsonl or a workdir, also in a store.
 
     Raises:
         UserError: there is no log, it has no fraction, or its run has not finished.
@@ -190,6 +190,7 @@ def read_fractions(log: str) -> dict[int, float]:
     workdir = path.parent if path.name == METRICS_FILE else path  # a workdir in a store has its log in segments
     lines = read_lines(path) if path.is_file() else read_metrics(workdir)
     fractions = {line["step"]: line["budget_fraction"] for line in lines if "budget_fraction" in line}
+    # Only a finished run's log ends at 1, which ends the run that follows it.
     last = max(fractions, default=0)
     problem = ""
     if not lines:

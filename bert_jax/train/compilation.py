@@ -98,7 +98,7 @@ WORTH_A_LINE = 2.0  # seconds
 
 
 class _Count:
-    """Programs that this process asked for, how many the cache had, and the seconds by thread."""
+    """This process's requests for programs, how many the cache had, and the seconds by thread."""
 
     def __init__(self) -> None:
         # Threads that compile at once may lose a count. Counts only choose the words of a line.
@@ -109,7 +109,7 @@ class _Count:
 
     @property
     def seconds(self) -> float:
-        """Seconds that this thread spent compiling, or loading programs from the cache."""
+        """The seconds this thread spent compiling, or loading programs from the cache."""
         return self._seconds[threading.get_ident()]
 
     def _on_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
@@ -206,7 +206,7 @@ class CompilingAhead:
     def wait_for(self, batch: Any) -> None:
         """Waits for the batch's program, if its shape is one of the later ones.
 
-        Raises the error of any program that has failed to compile.
+        Raises the error if any program has failed to compile.
         """
         # Finished programs are collected, too: an error then ends the run soon, not when the program is needed.
         for shape in [shape for shape, future in self._compiling.items() if future.done() or shape == _shape(batch)]:
@@ -237,7 +237,7 @@ def later_batch_shapes(
     batches: dict[Any, tuple[int, Any]] = {}
     later = shapes_at or (change for change in source.changes if change > first)
     for step in (first, *(step for step in later if step < end or end <= 0)):
-        # One row tells the shapes and dtypes of all; the source knows how many rows there are.
+        # One row has the shapes and dtypes of all; the source knows how many rows there are.
         rows = source.rows_at(step)
         batch = jax.tree.map(
             lambda leaf, rows=rows: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype, sharding=sharding),

@@ -1,4 +1,4 @@
-"""The lines that a run prints when it starts: its origin, its parameters, and its devices."""
+"""The lines printed when a run starts: its origin, its parameters, and its devices."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -46,7 +46,7 @@ _SECTION = "several processes (detected on TPU pods, Slurm, Open MPI and GKE)"
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions(Checked):
-    """The flags of a command that may run in several processes."""
+    """The flags for running a command in several processes."""
 
     coordinator_address: str = option("", "the address of process 0", metavar="HOST:PORT", section=_SECTION)
     num_processes: int | None = option(None, "the number of processes; 1: only this one", metavar="N", section=_SECTION)
@@ -61,7 +61,7 @@ class ProcessOptions(Checked):
 
 @dataclass(frozen=True)
 class Cluster:
-    """The place of this process in a run, from flags and environment; jax asks the scheduler for values of None."""
+    """This process's place in a run, from flags and environment; jax asks the scheduler for values that are None."""
 
     coordinator_address: str | None = None  # HOST:PORT of process 0
     num_processes: int | None = None

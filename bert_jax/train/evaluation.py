@@ -29,7 +29,7 @@ def evaluate_batches(
 
     Args:
         sources: batches by source name, "" for a single source. A batch holds this process's rows
-            (sharding.local_rows) of a global batch; rows that fill it up have weight 0. All processes must yield the
+            (sharding.local_rows) of a global batch; filler rows have weight 0. All processes must yield the
             same number of batches.
         batch_size: rows in a global batch.
 
@@ -149,7 +149,7 @@ class EarlyStop:
     """Counts evaluations since the best one (Goodfellow et al. 2016, algorithm 7.1).
 
     `step`, `value` and `evaluation` belong to the best so far, the earliest among equals; `step` is None until the
-    metric was finite once. A value that is not finite counts as no improvement.
+    metric was finite once. A non-finite value counts as no improvement.
 
     Args:
         patience: the number of evaluations without improvement after which to stop (p in the algorithm).
@@ -198,7 +198,7 @@ class EarlyStop:
             self.waited += 1
 
     def state(self) -> dict[str, Any]:
-        """Returns the JSON values that a checkpoint keeps."""
+        """Returns the JSON values for a checkpoint."""
         values = {"metric": self._best.metric, "waited": self.waited}
         if self.step is None:
             return values
@@ -208,7 +208,8 @@ class EarlyStop:
 def has_stopped_early(patience: int, metric: str, meta: Mapping[str, Any]) -> bool:
     """Whether a run stopped early, by this metric, at the checkpoint with this metadata (empty: the run begins)."""
     saved = meta.get("early_stop", {})
-    # A run that stopped by another metric resumes: EarlyStop counts its evaluations from there.
+    # A run that stopped by another metric resumes: EarlyStop counts its evaluations from there. So does a run whose
+    # last evaluation was interrupted, since that one still has to be counted.
     if meta.get("unlogged", False) or saved.get("metric", metric) != metric:
         return False
     return saved.get("waited", 0) >= patience > 0

@@ -130,6 +130,10 @@ def _lost(process: int, count: int, silent_for: float = 0.0) -> tuple[int, str]:
 def call(host: str, port: int, count: int, process: int, timeout: float) -> Peers:
     """Waits until all `count` processes of a run are present, at most `timeout` seconds, and connects them.
 
+    Args:
+        host, port: the address at which process 0 listens.
+        process: the number of this process, from 0.
+
     Raises:
         UserError: processes are missing, a number is used twice, the counts differ, or the port is in use.
     """
@@ -140,6 +144,7 @@ def call(host: str, port: int, count: int, process: int, timeout: float) -> Peer
 
 def free_address() -> tuple[str, int]:
     """Returns an address by which other hosts reach this machine, and a free port."""
+    # Another program may take the port before process 0 listens there, which then raises UserError.
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     # No packet is sent: connecting a datagram socket only selects the interface that leads to other networks. The name
@@ -183,6 +188,7 @@ def _gather(port: int, count: int, timeout: float) -> dict[int, Connection]:
                 if number in here:
                     here[number].close()  # it died while it waited, and was started again
                 here[number] = connection
+    # Only now, so that no process begins before all are present.
     for connection in here.values():
         _send(connection, {"go": count})
     return here
@@ -246,7 +252,7 @@ def _framed(connected: socket.socket) -> Connection:
 
 
 def _send(connection: Connection, message: dict[str, Any]) -> None:
-    """Sends a message; drops one that cannot be delivered, since reading reports that the other end is gone."""
+    """Sends a message, or drops it if it cannot be delivered, since reading reports that the other end is gone."""
     with contextlib.suppress(OSError):
         connection.send_bytes(json.dumps(message).encode())
 

@@ -1,4 +1,4 @@
-"""Sums gradients over the devices of a mesh once per step: each device first adds up the gradients of its own rows.
+"""Sums gradients over a mesh once per step: each device first adds up the gradients of its own rows.
 
 `over_devices` is the entry point. It runs a step under shard_map, in which every device computes on its own rows and
 calls the collectives itself:
@@ -53,10 +53,10 @@ Specs = tuple[tuple[str, PartitionSpec], ...]  # by path in a layer
 
 @dataclass(frozen=True)
 class InShard(Placement):
-    """The placement of a model that runs under shard_map over data and fsdp.
+    """The placement for a model under shard_map over data and fsdp.
 
     Args:
-        layer_specs: the specs in the stack [L, ...] of the parameters that each layer gathers over fsdp.
+        layer_specs: specs in the stack [L, ...] for the parameters that each layer gathers over fsdp.
         reduce_dtype: the dtype in which their gradients are summed over fsdp.
     """
 
@@ -185,6 +185,7 @@ def on_tensor_shards(
     """Makes a function run under shard_map over tensor, too; the function itself if tensor has one device."""
     if jax.sharding.get_abstract_mesh().shape[TENSOR] == 1:
         return function
+    # Only tensor: over_devices has made data and fsdp manual already.
     return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names={TENSOR}, check_vma=False)
 
 
@@ -220,12 +221,12 @@ def over_devices(
     config: MeshConfig,
     part: Callable[[Any], Any] = lambda params: params,
 ) -> Callable[..., Any]:
-    """Returns a function (params, batch, counts, key) -> (gradients, terms) that calls `sums` on the mesh that is set.
+    """Returns a function (params, batch, counts, key) -> (gradients, terms) that calls `sums` on the current mesh.
 
     Gradients are sharded like parameters, or like optimizer state with shard_optimizer; terms are replicated.
 
     Args:
-        sums: called with whole parameters, except for parameters that its runtime's placement gathers.
+        sums: called with whole parameters, except those gathered by its runtime's placement.
         part: selects the differentiated part of the parameters; paths stay the same.
     """
     mesh = jax.sharding.get_abstract_mesh()
@@ -284,8 +285,8 @@ def _by_compiler(mesh: Any, microbatches: int, config: MeshConfig) -> bool:
 def gathered_by_layers(params: Any, specs: dict[str, PartitionSpec]) -> dict[str, PartitionSpec]:
     """Returns the specs of parameters that each layer gathers for itself, by path in a layer.
 
-    Parameters that layers share, [1, ...], are left out: their gradients are summed over the layers before they are
-    reduced. So are parameters that several stacks shard differently.
+    Shared parameters, [1, ...], are left out: their gradients are summed over the layers before they are
+    reduced. So are parameters with different specs in different stacks.
     """
     by_stack: dict[str, set[PartitionSpec | None]] = {}
     for path, leaf in layers.flatten(params).items():

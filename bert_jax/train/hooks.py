@@ -1,6 +1,6 @@
 """Hooks, which the loop calls between two steps: evaluation, log, progress, checkpoints, early stopping, profiles.
 
-Read in this order: Point, which a hook receives; Hook, the interface, also for hooks of your own; Recorder, which the
+Read in this order: Point, which a hook receives; Hook, the interface, also for your own hooks; Recorder, which the
 standard hooks share (clock, sums of metrics, log, checkpoints); the standard hooks, in the order of `standard_hooks`;
 Interruption, which turns SIGTERM and Ctrl-C into a flag.
 """
@@ -73,7 +73,7 @@ class Hook:
 
 
 class Recorder:
-    """The state that the standard hooks share, restored from the checkpoint's metadata."""
+    """The standard hooks' shared state, restored from the checkpoint's metadata."""
 
     def __init__(
         self, run: Run, opened: OpenWorkdir, meta: dict[str, Any], interruption: "Interruption", progress: ProgressLine
@@ -123,7 +123,7 @@ class Recorder:
     def correct_fraction(self) -> None:
         """Logs the budget fraction of the step from which the run resumes, so that the log can be replayed.
 
-        Call it once, after the line that may be pending.
+        Call it once, after any pending line.
         """
         # A run that trains no further needs it too: an extension that was killed before its first checkpoint left
         # another fraction there. So does a run that SIGTERM stops here, since the next one does not log it again.
@@ -132,7 +132,7 @@ class Recorder:
             self.writer.correct(self.first, {"budget_fraction": self.clock.fraction}, append=self.clock.refreshed)
 
     def save(self, point: Point, unlogged: bool = False) -> None:
-        """Starts to save a step with everything that a run needs to resume as if it had not stopped.
+        """Starts to save a step with everything needed to resume as if the run had not stopped.
 
         If the step is saved already, this only records its evaluation. With `unlogged`, the run evaluates and logs the
         step when it resumes.
@@ -200,7 +200,7 @@ class Recorder:
 
 
 def standard_hooks(recorder: Recorder, evaluate: "Evaluate") -> list[Hook]:
-    """Returns the hooks that every run has, in calling order."""
+    """Returns every run's hooks, in calling order."""
     # A trace ends first. Early stopping and the log line need the evaluation. A step is saved last, after its line: a
     # checkpoint is never newer than the log, so a run that resumes from it repeats nothing.
     return [Profile(recorder), evaluate, StopEarly(recorder), Log(recorder), Save(recorder)]
@@ -247,7 +247,7 @@ class Profile(Hook):
             yield
 
     def close(self) -> None:
-        """Writes a trace that the run's end cuts short; reports if none of its steps ran."""
+        """Writes a trace cut short by the run's end; reports if none of its steps ran."""
         self._stop()
         if not self._traced:
             self._recorder.report(
@@ -256,6 +256,7 @@ class Profile(Hook):
 
     def _stop(self) -> None:
         if self._tracing:
+            # Cleared first, so that close() does not repeat a stop that failed.
             self._tracing = False
             jax.profiler.stop_trace()
 
@@ -454,6 +455,7 @@ class Interruption:
             signal.signal(number, handler)
 
     def _record(self, number: int, _frame: FrameType | None) -> None:
+        # A handler runs between any two instructions of the main thread, so it only sets flags, unless leaving is safe.
         if number == signal.SIGINT:
             if self.cause == "Ctrl-C":
                 raise KeyboardInterrupt
@@ -467,5 +469,5 @@ class Interruption:
 
 
 def stopped(step: int, workdir: Location, cause: str) -> Stopped:
-    """Returns the exception that ends a run after a signal, once its step is saved."""
+    """Makes the exception for ending a run after a signal, once its step is saved."""
     return Stopped(f"saved step {step} in {workdir}; run the same command to resume", cause)

@@ -51,7 +51,13 @@ def classification_sums(
     weights: Float[Array, "*shape"],
     costs: ClassCosts = PLAIN,
 ) -> tuple[Scalar, Scalar]:
-    """Returns the cross-entropy in nats and `correct` for classes, tags, tokens, span classes or relations."""
+    """Returns the cross-entropy in nats and `correct` for classes, tags, tokens, span classes or relations.
+
+    Args:
+        labels: class ids; any valid one where the weight is 0.
+        weights: of the items, without class weights; 0 leaves an item out.
+        costs: class weights and label smoothing.
+    """
     logits = logits.astype(jnp.float32)
     picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     # The softmax needs the largest logit anyway; an argmax would be a second, slower pass over the classes.
@@ -122,7 +128,10 @@ def soft_class_sum(
 ) -> Scalar:
     """Returns the weighted sum of T^2 KL(p || q) in nats, where p = softmax(teacher / T) and q = softmax(logits / T).
 
-    Logits must be finite, since 0 times infinity is NaN.
+    Args:
+        logits, teacher: both models' logits, which must be finite, since 0 times infinity is NaN.
+        weights: of the items; 0 leaves an item out.
+        temperature: T, above 0.
     """
     # The factor T^2 keeps the size of gradients about the same for any T (Hinton et al. 2015, section 2).
     ours = jax.nn.log_softmax(logits.astype(jnp.float32) / temperature)
@@ -143,7 +152,7 @@ def soft_binary_sum(
 def squared_difference_sum(
     outputs: Float[Array, "*shape"], teacher: Float[Array, "*shape"], weights: Float[Array, "*shape"]
 ) -> Scalar:
-    """Returns the weighted sum of squared differences between numbers that both predict."""
+    """Returns the weighted sum of squared differences between the numbers that both models predict."""
     difference = outputs.astype(jnp.float32) - jax.lax.stop_gradient(teacher).astype(jnp.float32)
     return (jnp.square(difference) * weights).sum()
 
@@ -153,8 +162,10 @@ def hidden_sum(
 ) -> Scalar:
     """Returns the weighted sum over positions of the distance between hidden states.
 
-    `kind` is cosine: 1 - cos (Sanh et al. 2019, section 3), or mse: the mean over D of squared differences (Jiao et al.
-    2020, equation 8).
+    Args:
+        kind: cosine (1 - cos; Sanh et al. 2019, section 3) or mse (the mean over D of squared differences; Jiao et al.
+            2020, equation 8).
+        weights: of the positions; 0 for padding.
     """
     ours, theirs = states.astype(jnp.float32), jax.lax.stop_gradient(teacher).astype(jnp.float32)
     if kind == "mse":
@@ -284,7 +295,7 @@ _sums.defvjp(_forward, _backward)
 
 
 def _loop(table: Array, bias: Array | None, dtype: Any, chunks: _Chunks) -> tuple[Any, Any]:
-    """Returns jax.lax.scan and the stacked chunks, or a function that does the same with a list of chunks.
+    """Returns jax.lax.scan and the stacked chunks, or an equivalent function for a list of chunks.
 
     A chunk is its first token's number, its table rows, and its biases: -inf for padding.
     """
@@ -297,6 +308,7 @@ def _loop(table: Array, bias: Array | None, dtype: Any, chunks: _Chunks) -> tupl
         biases = jnp.where(tokens < chunks.vocab_size, biases, -jnp.inf)
         padded = jnp.pad(table.astype(dtype), ((0, padding), (0, 0)))
         return jax.lax.scan, (tokens[::size], padded.reshape(-1, size, table.shape[1]), biases.reshape(-1, size))
+    # Slices of the table, of which only the last may be shorter: nothing is padded or copied into stacks.
     parts = []
     for first in range(0, len(table), size):
         numbers = np.arange(first, min(first + size, len(table)))
@@ -305,6 +317,7 @@ def _loop(table: Array, bias: Array | None, dtype: Any, chunks: _Chunks) -> tupl
         parts.append((jnp.int32(first), table[first : first + size].astype(dtype), biases))
 
     def visit(add: Any, carry: Any, parts: list[Any]) -> tuple[Any, Any]:
+        # As jax.lax.scan, but the outputs of chunks are joined along their first axis, because the last may be shorter.
         outputs = []
         for part in parts:
             carry, output = add(carry, part)

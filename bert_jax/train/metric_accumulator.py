@@ -47,7 +47,7 @@ PEAK_FLOPS = {
 class FiniteCheck:
     """Reads a step's flag before the step is saved.
 
-    `skipped` counts the updates that were left out since the run began, including those before a restart.
+    `skipped` counts the updates left out since the run began, including those before a restart.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class MetricAccumulator:
     """Accumulates the metrics of steps, which it fetches together for a log line.
 
     Between lines it fetches only a step's flag `finite`, once the next step is dispatched. So the device never waits,
-    the host is at most one step ahead of it, and a step that is not finite is handled before another follows.
+    the host is at most one step ahead of it, and a non-finite step is handled before another follows.
 
     Args:
         saved: an earlier accumulator's `state`, so that a restart between two lines changes no mean; empty at first.
@@ -117,6 +117,7 @@ class MetricAccumulator:
         self._model, self._predictions, self._heads = model, predictions, heads
         self._peak = peak_flops()
         self._check = check
+        # Dispatched steps, whose metrics are still on the devices.
         self._pending: list[tuple[int, dict[str, jax.Array]]] = []
         self._waited = 0.0
         self._in_pause = False
@@ -133,7 +134,7 @@ class MetricAccumulator:
         self._started = time.monotonic()
 
     def add(self, step: int, batch: Any, metrics: dict[str, jax.Array]) -> None:
-        """Records a step that has been dispatched, once the step before it has finished."""
+        """Records a dispatched step, once the step before it has finished."""
         rows, length = batch.input_ids.shape[0], batch.input_ids.shape[-1]
         # Rows are those of the global batch, like the tokens among the metrics and the peak of all devices.
         self._positions += rows * length
@@ -162,7 +163,8 @@ class MetricAccumulator:
         `waited_seconds` is the time spent waiting for batches since the loop began.
         """
         self.settle()
-        # Evaluating and saving are no training time. After a restart, earlier tokens were not read in this time.
+        # Evaluating and saving are no training time. After a restart, earlier tokens were not read in this time. A line
+        # that follows a pause at once would divide by 0.
         seconds = max(time.monotonic() - self._started - self._paused, 1e-9)
         tokens = self._sums.get("tokens", 0.0)
         # A metric's mean is over the steps that have it: phases have different terms.

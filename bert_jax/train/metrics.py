@@ -1,9 +1,9 @@
 """Writes a run's metrics.jsonl, TensorBoard events, and a progress line with an ETA.
 
 Nothing can be appended to a file in an object store. A workdir there has WORKDIR/metrics/START-SEGMENT.jsonl instead,
-with lines as in metrics.jsonl. Every start of the run has a number. Its first segment begins with the lines that it
-keeps of earlier starts, whose segments it then removes. Readers take the newest start, so one write drops all lines
-that a resumed run repeats; the lines it keeps are therefore in one segment, however many they are.
+with lines as in metrics.jsonl. Every start of the run has a number. Its first segment begins with the lines kept from
+earlier starts, whose segments are then removed. Readers take the newest start, so one write drops all lines repeated by
+a resumed run; the lines it keeps are therefore in one segment, however many they are.
 """
 
 import collections
@@ -38,7 +38,7 @@ _READERS = 16  # threads, since each request takes a round trip
 
 
 class Segments:
-    """A start's segments; `kept` holds the lines that it keeps from earlier starts."""
+    """A start's segments; `kept` holds its lines from earlier starts."""
 
     def __init__(self, workdir: Location, kept: Sequence[str]) -> None:
         self._folder = workdir / FOLDER
@@ -102,7 +102,7 @@ def _by_start(workdir: Location) -> dict[int, list[Location]]:
 class MetricsWriter:
     """Appends to metrics.jsonl and TensorBoard events, in process 0 only.
 
-    For a run that resumes, it drops the lines after `start_step`, since the run repeats those steps. In an object store
+    If the run resumes, it drops the lines after `start_step`, since the run repeats those steps. In an object store
     the lines are in segments, and there are no TensorBoard events, whose file every line would rewrite.
     """
 
@@ -178,7 +178,7 @@ class MetricsWriter:
 
 
 class _File:
-    """A metrics.jsonl on disk that begins with the `kept` lines; the interface is that of Segments."""
+    """A metrics.jsonl on disk, beginning with the `kept` lines; it has the interface of Segments."""
 
     def __init__(self, path: Path, kept: Sequence[str]) -> None:
         # Atomically: a kill meanwhile leaves the whole log of before.
@@ -215,7 +215,7 @@ def copy_metrics(workdir: Location, target: Location) -> None:
 
 
 def read_lines(path: Location) -> list[dict[str, Any]]:
-    """Returns the lines of a metrics.jsonl, without a last line that a crash cut short."""
+    """Returns the lines of a metrics.jsonl, without a last line cut short by a crash."""
     return _parse(path.read_text(encoding="utf-8").splitlines())
 
 
@@ -230,7 +230,7 @@ def _parse(text: Sequence[str]) -> list[dict[str, Any]]:
 class ProgressLine:
     """Shows progress in process 0: a bar on a terminal, elsewhere a plain line every `seconds_between_lines`.
 
-    A line that is kept, such as an evaluation's, is always printed; on a terminal it stays above the bar.
+    A kept line, such as an evaluation's, is always printed; on a terminal it stays above the bar.
     """
 
     def __init__(self, description: str, seconds_between_lines: float = 30.0) -> None:

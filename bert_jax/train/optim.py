@@ -35,7 +35,7 @@ _WITHOUT_DECAY = tuple((pattern, 0.0) for pattern in rules.BIASES_AND_NORMS)
 def rate_factors(
     config: OptimizerConfig, params: dict[str, Any], trainable: dict[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """Returns the learning-rate factors of parameters, in rules.per_layer's form, or None if all are 1.
+    """Returns parameters' learning-rate factors, in rules.per_layer's form, or None if all are 1.
 
     A factor is the product of `trainable`, config.rates and config.layer_decay; 0 freezes its parameter.
 
@@ -63,7 +63,7 @@ def rate_factors(
 
 
 def decays(config: OptimizerConfig, params: dict[str, Any]) -> dict[str, Any]:
-    """Returns the weight decay of parameters, in rules.per_layer's form.
+    """Returns parameters' weight decay, in rules.per_layer's form.
 
     The first matching rule of config.decays decides. Otherwise biases and normalization parameters have no decay, and
     all others have config.weight_decay. `params` may be abstract, and a part of the model (rules.Trained.abstract).
@@ -104,6 +104,11 @@ def next_average(decay: float, step: Int[Array, ""], average: dict[str, Any], pa
     """Returns the average after update number `step`: d * average + (1 - d) * params (Polyak and Juditsky 1992).
 
     It often evaluates better than the latest parameters, above all before the learning rate has decayed.
+
+    Args:
+        decay: the largest d, which is smaller in the first updates.
+        step: the update's number, from 1.
+        params: the parameters after the update.
     """
     # d grows from 2/11 in the first update, as in tf.train.ExponentialMovingAverage with num_updates, so that the
     # random initial parameters quickly lose their influence.
@@ -126,7 +131,7 @@ def build(
 
     Args:
         params: the model's parameters, which may be abstract.
-        trained: the part of them that is updated; None: all.
+        trained: the updated part of them; None: all.
 
     Raises:
         UserError: the warmup is below 0, decays match no parameter, or muon finds no matrix to orthogonalize.
@@ -139,6 +144,7 @@ def build(
             "feed-forward kernels of layers. Use --config.optimizer=adamw"
         )
     rules.check(config.decays, "optimizer.decays", params)
+    # Clipping comes first: moments are of clipped gradients, as in google-research/bert, optimization.py.
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
     updated = params if trained is None else trained.abstract(params)
     # The chain stays flat because the tree structure of its state is part of the checkpoint format.
@@ -197,7 +203,9 @@ def apply_updates(
 ) -> dict[str, Any]:
     """Returns params - rate * factor * direction; a frozen parameter (factor 0) stays bitwise identical.
 
-    factors holds numbers, or arrays [L, 1, ...] for stacked layers; None means 1 for all.
+    Args:
+        direction: what `build` returns as updates, with weight decay but without the learning rate.
+        factors: numbers, or arrays [L, 1, ...] for stacked layers; None: 1 for all.
     """
     if factors is None:
         return jax.tree.map(lambda value, change: value - rate * change, params, direction)
@@ -220,7 +228,7 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""], fraction: Float
       linear        1 - x
       cosine        (1 + cos(pi x)) / 2 (Loshchilov and Hutter 2017, equation 5, without restarts)
       wsd           1 until the last decay_share of the run, then 1 - sqrt(x), where x is the completed share of that
-                    last part (Hu et al. 2024, section 4; decay shape of Haegele et al. 2024, section 3). Warmup does
+                    last part (Hu et al. 2024, section 4; decay shape: Haegele et al. 2024, section 3). Warmup does
                     not shift the decay.
       constant      1
       inverse_sqrt  sqrt(w / s) after s steps with w warmup steps, or the same with shares of the run for warmup_share

@@ -48,6 +48,7 @@ TEMPORARY = ".orbax-checkpoint-tmp"  # in the name of a step on disk that is not
 # Reads that fail with these errors say nothing about the file.
 _MACHINE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 _DIVIDED_FROM = 2**20  # bytes of a tensor that every device holds
+# Tensors are compared as bits, so that a changed NaN or sign of zero is found as well.
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
@@ -160,7 +161,7 @@ def read_meta(directory: Location) -> dict[str, Any]:
     """Reads a step's document: `meta`, and `tensors` by item and path.
 
     Raises:
-        DamagedCheckpoint: the document does not have the content that was saved.
+        DamagedCheckpoint: the document differs from the saved one.
     """
     with reading(directory):
         document: dict[str, Any] = json.loads((directory / META / "metadata").read_bytes())
@@ -179,7 +180,7 @@ def read_arrays(directory: Location, item: str, saved: Mapping[str, Any]) -> dic
         saved: the entry of this item in `read_meta(directory)["tensors"]`.
 
     Raises:
-        DamagedCheckpoint: the item does not have the content that was saved.
+        DamagedCheckpoint: the item differs from the saved one.
     """
     restored = _read(directory, item, dict.fromkeys(saved, ocp.RestoreArgs(restore_type=np.ndarray)))
     _verify(directory, item, saved, restored)
@@ -189,13 +190,17 @@ def read_arrays(directory: Location, item: str, saved: Mapping[str, Any]) -> dic
 def read_tree(directory: Location, item: str, saved: Mapping[str, Any], wanted: PyTree) -> PyTree:
     """Reads one item into the shardings and the structure of an abstract tree, and verifies it.
 
+    Args:
+        directory, item, saved: as for `read_arrays`.
+        wanted: a tree of jax.ShapeDtypeStruct with shardings.
+
     Raises:
         UserError: a tensor is missing, extra, or has another shape or dtype than in `wanted`.
-        DamagedCheckpoint: the item does not have the content that was saved.
+        DamagedCheckpoint: the item differs from the saved one.
     """
     named = named_leaves(wanted)
     advice = "Resume with the configuration that made the checkpoint, or name a new workdir"
-    # The document tells names, shapes and dtypes, so a wrong configuration is reported before any tensor is read.
+    # The document has names, shapes and dtypes, so a wrong configuration is reported before any tensor is read.
     expected = {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in named.items()}
     present = {name: f"{tensor['dtype']}{tensor['shape']}" for name, tensor in saved.items()}
     missing, extra = [name for name in named if name not in saved], [name for name in saved if name not in named]
@@ -306,7 +311,7 @@ _fingerprints = jax.jit(lambda arrays: [fingerprint(array) for array in arrays])
 
 
 def describe(tensors: Mapping[str, np.ndarray | jax.Array]) -> dict[str, dict[str, Any]]:
-    """Returns shape, dtype and fingerprint of each tensor as JSON values, computed where the tensors live."""
+    """Returns each tensor's shape, dtype and fingerprint as JSON values, computed where the tensors live."""
     on_device = [name for name, tensor in tensors.items() if isinstance(tensor, jax.Array)]
     sums = dict(zip(on_device, _fingerprints([tensors[name] for name in on_device]), strict=True))
     sums |= {name: fingerprint(tensor, np) for name, tensor in tensors.items() if name not in sums}

@@ -52,7 +52,7 @@ def check(run: Run) -> None:
 
 
 def make_mesh(run: Run) -> Mesh:
-    """Returns the mesh of a run, after all checks that need no compilation and no file."""
+    """Makes a run's mesh, after all checks that need no compilation and no file."""
     config, source, best = run.config, run.source, run.config.checkpoint.best
     endless = not (config.steps > 0 or config.budget_minutes > 0 or config.budget_replay or run.length)
     refusals = {
@@ -147,7 +147,7 @@ def make_plan(run: Run) -> Plan:
 
 @contextlib.contextmanager
 def open_workdir(run: Run) -> Iterator[OpenWorkdir]:
-    """Holds a workdir and opens its checkpoints. Files of a run that left no checkpoint are replaced.
+    """Holds a workdir and opens its checkpoints. Files of a run without a checkpoint are replaced.
 
     Raises:
         UserError: another run holds the workdir, the checkpoints belong to another run, or processes were started with
@@ -179,8 +179,8 @@ def open_workdir(run: Run) -> Iterator[OpenWorkdir]:
 def _compare_with_origin(run: Run, made_by: dict[str, Any], checkpoints: Checkpoints) -> list[str]:
     """Compares a run with the checkpoint at which it resumes or branches; returns a line for each difference.
 
-    Records a branch's origin in the run's provenance, `made_by`. Refuses changes that are not allowed, and a branch
-    that has nothing left to train.
+    Records a branch's origin in the run's provenance, `made_by`. Refuses forbidden changes, and a branch with nothing
+    left to train.
     """
     newest, origin = checkpoints.newest_meta(), None
     if newest is not None:
@@ -231,6 +231,7 @@ def restore_or_initialize(
     if newest is None and run.branch_from:
         origin = workdir.open_branch(run.branch_from)
         restored = restore(origin.directory, *trees)
+        # The metadata says that the run is a branch, which its log and its first lines depend on.
         newest = origin.step, restored._replace(meta={**origin.meta, workdir.BRANCHED: str(origin.directory)})
     if newest is None:
         return _initialize(run, initialize, abstract.params, shardings), {}
@@ -261,6 +262,7 @@ def _initialize(
     values = dict(state.params)
     for path, leaf in layers.flatten(params).items():
         if path in run.initial_params:
+            # All processes have the whole value, in the caller's dtype; each device gets its shard in the run's.
             values[path] = sharding.put_as(np.asarray(run.initial_params[path], leaf.dtype), leaf.sharding)
     initial = layers.unflatten(values)
     return state._replace(params=initial, average=_begin_average(run, initial, shardings.average))

@@ -6,7 +6,7 @@ or "discriminator/encoder/layers/"; rules match any such stack. If layers may ha
 rules see the layer's number in the path, as in "encoder/layers/3/attention/qkv/kernel", and a stack's values are an
 array [L, 1, ...].
 
-The second part splits the parameters into a part that trains (Trained) and frozen ones, also by a schedule
+The second part splits the parameters into a trained part (Trained) and frozen ones, also by a schedule
 (Unfreezing). Only parameters that train at some step are differentiated and have optimizer state.
 """
 
@@ -43,7 +43,7 @@ def first_match(rules: Sequence[tuple[str, Value]], path: str) -> Value:
 
 
 def stack_path(path: str) -> str | None:
-    """Returns the stack of layers that a parameter belongs to, such as "encoder/layers/"; None if there is none."""
+    """Returns a parameter's stack of layers, such as "encoder/layers/"; None if there is none."""
     match = _STACK.match(path)
     return match[0] if match else None
 
@@ -51,7 +51,7 @@ def stack_path(path: str) -> str | None:
 def stacks(params: dict[str, Any]) -> dict[str, int]:
     """Returns the number of layers L by stack; params may be abstract.
 
-    Parameters that all layers share are stored once, [1, ...], so the longest parameters of a stack tell L.
+    Shared parameters are stored once, [1, ...], so a stack's longest parameters tell L.
     """
     sizes: dict[str, int] = {}
     for path, value in paths.flatten(params).items():
@@ -73,7 +73,7 @@ def per_layer(rules: Numbers, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _names(path: str, value: Any) -> list[str]:
-    """Returns the paths that rules see: one per layer of a stacked parameter."""
+    """Returns the paths seen by rules: one per layer for a stacked parameter."""
     if (stack := stack_path(path)) is None:
         return [path]
     # If only some layers are given (SomeLayers), they keep their numbers in the stack.
@@ -87,6 +87,7 @@ def check(numbers: Mapping[str, float], key: str, params: dict[str, Any] | None 
     Raises:
         UserError: a number is negative, or a regex does not compile or, with params, matches no parameter.
     """
+    # One name per layer, as rules see them: a regex may be for a single layer.
     names = [name for path, value in paths.flatten(params or {}).items() for name in _names(path, value)]
     for pattern, value in numbers.items():
         problem = ""
@@ -194,7 +195,7 @@ ENCODER_STACK = "encoder/layers/"
 
 @dataclass(frozen=True)
 class Trained:
-    """The part of the parameters that trains; other parameters are frozen.
+    """The trained part of the parameters; all others are frozen.
 
     `layers` maps paths to the trained layers of a stack, in order, or to None for a whole parameter. A stacked
     parameter [L, ...] has the shape [K, ...] in this part.
@@ -215,6 +216,7 @@ class Trained:
         layers: dict[str, tuple[int, ...] | None] = {}
         for path, factor in paths.flatten(factors).items():
             if np.any(factor):
+                # A parameter that trains as a whole needs no list of layers, and is then taken without slices.
                 layers[path] = None if np.all(factor) else tuple(map(int, np.flatnonzero(np.ravel(factor))))
         return cls(layers)
 
@@ -231,7 +233,7 @@ class Trained:
             raise UserError(f"{frozen}, which trains no parameter {advice}")
 
     def take(self, tree: dict[str, Any]) -> dict[str, Any]:
-        """Returns this part of parameters or of per_layer's values."""
+        """Selects this part from parameters or per_layer's values."""
 
         def select(leaf: Any, layers: tuple[int, ...] | None) -> Any:
             if layers is None or not np.ndim(leaf):  # per_layer has one number if all layers are alike
@@ -247,8 +249,8 @@ class Trained:
         return paths.unflatten({path: select(leaves[path], layers) for path, layers in self.layers.items()})
 
     def abstract(self, tree: dict[str, Any]) -> dict[str, Any]:
-        """Returns this part of (abstract) parameters without values; rules know its stacks' layers."""
-        # Rules match layers by their number in the whole stack, which a shape [K, ...] alone does not tell.
+        """Selects this part from (abstract) parameters, without values; rules know its stacks' layers."""
+        # Rules match layers by their number in the whole stack, which a shape [K, ...] does not contain.
         leaves, part = paths.flatten(tree), {}
         for path, layers in self.layers.items():
             leaf = leaves[path]
@@ -262,6 +264,7 @@ class Trained:
         def place(leaf: Array, new: Array, ranges: Sequence[tuple[int, int]]) -> Array:
             taken = 0
             for first, end in ranges:
+                # An update in place if the old tree is donated, where a concatenation would copy all layers.
                 leaf = jax.lax.dynamic_update_slice_in_dim(leaf, new[taken : taken + end - first], first, axis=0)
                 taken += end - first
             return leaf
@@ -291,7 +294,7 @@ class Trained:
         lowest = sizes[ENCODER_STACK]
         for path, layers in self.layers.items():
             # The encoder's parameters outside of its layers, such as position biases, are read by all layers, except
-            # the norm above them. Heads are above the layers, too.
+            # the norm above them. Heads are above the layers, too. Layers ascend, so the first one is the lowest.
             if path.startswith(("embeddings/", "encoder/")) and not path.startswith("encoder/final_norm/"):
                 lowest = min(lowest, layers[0] if layers and path.startswith(ENCODER_STACK) else 0)
         return lowest
@@ -314,7 +317,7 @@ class SomeLayers(jax.ShapeDtypeStruct):
 
 
 def _ranges(layers: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns the first layer and the end of every run of successive layers."""
+    """Splits layers into runs of successive ones: the first layer and the end."""
     ranges: list[tuple[int, int]] = []
     for layer in layers:
         if ranges and ranges[-1][1] == layer:
@@ -328,7 +331,7 @@ def _ranges(layers: Sequence[int]) -> list[tuple[int, int]]:
 class Unfreezing:
     """Gradual unfreezing: a mask of the parameters with a schedule (Howard and Ruder 2018, section 3.3).
 
-    `begins` holds the step from which a parameter trains, in per_layer's form, for the part that the optimizer updates.
+    `begins` holds the step from which a parameter trains, in per_layer's form, for the updated part.
     Until then its gradient and its update, weight decay included, are zero. So its moments stay zero, it counts in no
     norm, and the optimizer state has the same tensors in all steps.
     """
@@ -341,7 +344,7 @@ class Unfreezing:
         return cls(jax.tree.map(lambda stage: np.asarray(stage * every, np.int32), stages))
 
     def mask(self, tree: dict[str, Any], step: Int[Array, ""]) -> dict[str, Any]:
-        """Sets gradients or updates of parameters that do not train yet to zero."""
+        """Zeroes gradients or updates of parameters that do not train yet."""
         # Not a product, since the gradient of a parameter that does not train may be infinite.
         return jax.tree.map(lambda leaf, begins: jnp.where(step >= begins, leaf, 0), tree, self.begins)
 
@@ -349,7 +352,7 @@ class Unfreezing:
         """Returns the number of each parameter's updates by path, including this step's, and at least 1.
 
         Adam corrects the bias of moments by it. With the run's number, moments that begin at zero would count as long
-        averages, and the first updates would be three to seven times as long (train/update_directions.py). Steps that
-        are skipped because they are not finite count as updates here.
+        averages, and the first updates would be three to seven times as long (train/update_directions.py). Steps
+        skipped because they are not finite count as updates here.
         """
         return {path: jnp.maximum(step - begins + 1, 1) for path, begins in paths.flatten(self.begins).items()}

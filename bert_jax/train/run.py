@@ -27,14 +27,14 @@ class Source(Protocol):
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
-        """Hashes that identify the data, by the configuration key that names it."""
+        """Hashes that identify the data, by its configuration key."""
 
     @property
     def changes(self) -> tuple[int, ...]:
         """The steps at which a batch's row count or length changes; 0 is the first."""
 
     def rows_at(self, step: int) -> int:
-        """Returns the row count of a step's global batch."""
+        """Returns how many rows a step's global batch has."""
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Any:
         """Returns a step's global batch, or some of its rows, as a NamedTuple of numpy arrays."""
@@ -91,7 +91,7 @@ class Run:
         return shapes
 
     def forget_result(self) -> None:
-        """Removes the result files of a run that had finished and now continues."""
+        """Removes a finished run's result files, because it now continues."""
         if distributed.is_primary():
             for folder in filter(None, (self.workdir, self.summary_workdir)):
                 # Otherwise a reader would take the old result for that of the continued run.
@@ -112,7 +112,7 @@ class Result:
 
 
 def root_key(seed: int) -> PRNGKeyArray:
-    """Returns the key of a run."""
+    """Makes a run's key."""
     # Other generators give other values on another mesh, and jax's default may change.
     return jax.random.key(seed, impl="threefry2x32")
 

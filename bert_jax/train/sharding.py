@@ -1,4 +1,4 @@
-"""The mesh, the sharding of parameters, batches and activations over it, and the compiler options that go with it.
+"""The mesh, the sharding of parameters, batches and activations over it, and its compiler options.
 
 Only this file and train/gradient_sums.py name the mesh axes:
 
@@ -41,6 +41,9 @@ Axes = tuple[str | tuple[str, ...] | EllipsisType | None, ...]
 
 # Layers are stacked, [L, ...], and L is never sharded. An array with another number of axes than its rule is
 # replicated. The first match counts; an extension inserts its own rules before these.
+#
+# tensor takes the axis between two matmuls (heads, inner units), so that a sublayer sums over devices only once, after
+# its second matmul (Shoeybi et al. 2019, section 3). fsdp takes the model's width, which nearly every kernel has.
 PARAMETER_RULES: list[tuple[str, Axes]] = [
     (r"(^|/)layers/attention/qkv/kernel$", (None, FSDP, None, TENSOR, None)),  # [L, D, 3, N, H]
     (r"(^|/)layers/attention/qkv/bias$", (None, None, TENSOR, None)),
@@ -60,11 +63,11 @@ REDUCE_DTYPES = ("auto", "float32", "bfloat16")  # mesh.reduce_dtype
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None, flag: str = FLAG) -> Mesh:
-    """Makes the mesh of the devices, with the closest neighbors on the last axis.
+    """Makes the devices' mesh, with the closest neighbors on the last axis.
 
     Args:
         devices: None: all in the run. jax.experimental.topologies makes others.
-        flag: the flag that sets `config`, for messages.
+        flag: the flag for `config`, in messages.
 
     Raises:
         UserError: the sizes do not fill the devices, or the number of slices does not divide mesh.data.
@@ -98,7 +101,7 @@ def check_slices(data: int, slices: int, devices: int, flag: str = FLAG) -> None
 
 
 def _axis_sizes(config: MeshConfig, devices: int, flag: str) -> tuple[int, ...]:
-    """Returns the sizes of the axes, whose product must be the number of devices."""
+    """Returns the axes' sizes, whose product must be the number of devices."""
     sizes = {name: getattr(config, name) for name in AXES}
     used = math.prod(size for size in sizes.values() if size > 0)  # -1 stands for the other devices
     problem = ""
@@ -109,6 +112,7 @@ def _axis_sizes(config: MeshConfig, devices: int, flag: str) -> tuple[int, ...]:
         problem = f"several axes of mesh are -1, but only one can take the remaining devices: {flag}.data=-1"
     elif devices % used or (-1 not in sizes.values() and used != devices):
         product = " x ".join(f"mesh.{name}={size}" for name, size in sizes.items())
+        # fsdp and tensor are mentioned only if data=-1 alone would not help.
         inner = math.prod(size for name, size in sizes.items() if name != DATA and size > 0)
         advice = f", and fsdp and tensor whose product divides {devices}" if devices % inner else ""
         problem = f"{product} does not use exactly the {devices} devices of this run; use {flag}.data=-1{advice}"
@@ -138,9 +142,9 @@ def check_batch(batch_size: int, microbatches: int, mesh: Mesh, key: str = "batc
 
 
 def check_model(model: ModelConfig, mesh: Mesh, flag: str = FLAG, *, shard_optimizer: bool = False) -> None:
-    """Raises UserError, which names `flag`, if a mesh axis does not divide the dimensions that it shards.
+    """Raises UserError, which names `flag`, if a mesh axis does not divide the dimensions sharded over it.
 
-    With shard_optimizer, data and fsdp together must divide the dimensions that fsdp shards.
+    With shard_optimizer, data and fsdp together must divide the dimensions sharded over fsdp.
     """
     divided_sizes = (
         ("attention heads", model.heads, TENSOR),
@@ -151,6 +155,7 @@ def check_model(model: ModelConfig, mesh: Mesh, flag: str = FLAG, *, shard_optim
     )
     for name, count, axis in divided_sizes:
         if count % mesh.shape[axis]:
+            # Suggests a size that divides everything this axis shards, not only what failed first.
             better = math.gcd(*(other for _, other, of in divided_sizes if of == axis), mesh.shape[axis])
             raise UserError(
                 f"the model's {count} {name} do not divide over mesh.{axis}={mesh.shape[axis]}; "
@@ -272,7 +277,7 @@ def put_as(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of a value that every device holds whole."""
+    """Returns the sharding by which every device holds the whole value."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -314,7 +319,7 @@ ACTIVATION_RULES: dict[str, Axes] = {
 
 @dataclass(frozen=True)
 class OnMesh(Placement):
-    """Shards activations by ACTIVATION_RULES on the mesh that is set (jax.set_mesh) while a model is traced."""
+    """Shards activations by ACTIVATION_RULES on the current mesh (jax.set_mesh) while a model is traced."""
 
     def constrain(self, name: str, array: jax.Array) -> jax.Array:
         if _devices(FSDP, TENSOR) == 1:  # the sharding of rows propagates from the batch by itself
@@ -367,7 +372,7 @@ class OnMesh(Placement):
 
 
 def _devices(*axes: str) -> int:
-    """Returns the number of devices on these axes of the current mesh; 1 without a mesh."""
+    """Counts the devices on these axes of the current mesh; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in axes)
 
@@ -391,9 +396,9 @@ def divided(function: Callable[[jax.Array], jax.Array], stack: jax.Array) -> jax
 
 
 def constrain_params(tree: Any) -> Any:
-    """Shards a traced parameter-shaped tree, such as gradients, like the parameters on the mesh that is set.
+    """Shards a traced parameter-shaped tree, such as gradients, like the parameters on the current mesh.
 
-    Under shard_map, the compiler shards only over the axes that are left to it, if any.
+    Under shard_map, the compiler shards only over its remaining axes, if any.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if _devices(FSDP, TENSOR) == 1 or mesh.are_all_axes_manual:

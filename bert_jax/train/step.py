@@ -65,6 +65,7 @@ class Plan:
 
 def initial_state(plan: Plan, params: dict[str, Any]) -> TrainState:
     """Returns the state before the first step."""
+    # Moments only for the part that trains; the average covers all parameters, so that it can be evaluated as they are.
     average = optim.first_average(plan.optimizer_config.ema_decay, params)
     zero = jnp.zeros((), jnp.int32)
     return TrainState(zero, params, plan.optimizer.init(plan.part(params)), average, skipped=zero)
@@ -97,7 +98,7 @@ def train_step(
         plan: the constants of the run.
         state: the state before the step.
         batch: the global batch.
-        fraction: the part of the run that is done before this step.
+        fraction: the completed part of the run before this step.
         key: the run's key. Dropout is a function of (key, step, microbatch), so the same arguments give the same
             result bit for bit.
         constants: trees that the objective binds next to the parameters, under other names; they need
@@ -142,6 +143,13 @@ def accumulate(
     """Computes the global loss's gradient by the trainable part, and the terms, over a batch's microbatches.
 
     The gradients of several microbatches are added up before they are summed over the devices (train/gradient_sums.py).
+
+    Args:
+        counts: the terms' denominators, over the whole global batch.
+        constants: as for train_step.
+
+    Returns:
+        The gradient, float32, in the structure of plan.part(params), and the terms as sums over the batch's rows.
     """
     # Nothing trains in or below the lowest layers of a partly frozen encoder, so they need no backward pass.
     frozen_layers = 0 if plan.trained is None else plan.trained.frozen_layers(params)
@@ -190,7 +198,12 @@ def _gradient_over_microbatches(
 
 
 def descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Float[Array, ""]) -> TrainState:
-    """Returns the state after one update by the trainable part's gradients."""
+    """Returns the state after one update by the trainable part's gradients.
+
+    Args:
+        gradients: float32, in the structure of plan.part(state.params).
+        rate: the step's learning rate.
+    """
     part = plan.part(state.params)
     own: dict[str, Any] = {}
     if plan.unfreezing is not None:

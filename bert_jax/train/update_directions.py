@@ -91,7 +91,7 @@ def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
     the effect on fine-tuning).
 
     `update` accepts `update_counts`, by which it corrects the bias of parameters that begin to train after the first
-    step (train/rules.py): the number of a parameter's updates by path, this one included.
+    step (train/rules.py): how many updates a parameter has had, by path, this one included.
     """
     corrected = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
 
@@ -103,6 +103,7 @@ def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
         update_counts: UpdateCounts = None,
         **_: Any,
     ) -> tuple[Any, Any]:
+        # The usual case is optax's own.
         if config.bias_correction and update_counts is None:
             return corrected.update(gradients, state, params)
         # The same in steps, since optax neither leaves the bias nor counts updates by parameter.
@@ -164,10 +165,12 @@ def scale_by_stable_adam(config: OptimizerConfig, decays: dict[str, Any]) -> opt
     def update(
         gradients: Any, state: Any, params: Any = None, *, update_counts: UpdateCounts = None, **_: Any
     ) -> tuple[Any, Any]:
+        # Weight decay is inside the division, so this transformation adds it itself.
         direction, following = adam.update(gradients, state, params, update_counts=update_counts)
         squares = corrected_square(config, following, update_counts)
 
         def stable(path: str, change: Array, gradient: Array, square: Array, param: Array, decay: Any) -> Array:
+            # The square of max(sqrt(u), epsilon), without a root.
             relative = jnp.square(gradient) / jnp.maximum(square, config.epsilon**2)
             rms = jnp.sqrt(relative.mean(axis=own_axes(path, gradient.ndim), keepdims=True))
             return (change + decay * param) / jnp.maximum(1.0, rms)
@@ -194,7 +197,7 @@ def scale_by_muon(momentum: float) -> optax.GradientTransformation:
     """Returns the transformation that orthogonalizes hidden matrices' Nesterov momentum.
 
     The result equals torch.optim.Muon with adjust_lr_fn="match_rms_adamw" on each matrix, except that torch computes in
-    bfloat16, as Jordan 2024 does. optax.contrib.muon differs in its first steps because it corrects the bias of both
+    bfloat16, as Jordan 2024 does. optax.contrib.muon differs in its first steps because it corrects the bias in both
     terms of the momentum.
     """
 
@@ -230,6 +233,7 @@ def orthogonalize(matrices: Float[Array, "... R C"]) -> Float[Array, "... R C"]:
     wide = matrices.shape[-2] <= matrices.shape[-1]
     x = matrices if wide else matrices.mT  # gives the smaller Gram matrix
     norm = jnp.sqrt(jnp.square(x).sum(axis=(-2, -1), keepdims=True))
+    # The iteration needs singular values of at most 1, and the Frobenius norm bounds them all.
     x = x / jnp.maximum(norm, SMALLEST_NORM)
     for _ in range(STEPS):
         gram = x @ x.mT

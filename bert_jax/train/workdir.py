@@ -69,7 +69,7 @@ SUM_DTYPE = "mesh.reduce_dtype.effective"
 
 @dataclass(frozen=True)
 class WorkdirConfig:
-    """The content of a workdir's config.json."""
+    """A workdir's config.json."""
 
     model: ModelConfig
     heads: Heads
@@ -112,12 +112,12 @@ def read_config(workdir: str | PurePath) -> WorkdirConfig:
 
 
 def saved_steps(workdir: str | PurePath) -> list[int]:
-    """Returns the complete checkpoints of a workdir in ascending order."""
+    """Returns a workdir's complete checkpoints in ascending order."""
     return orbax_io.saved_steps(absolute(location(workdir)) / CHECKPOINTS)
 
 
 def latest_step(workdir: str | PurePath) -> int | None:
-    """Returns the newest complete checkpoint of a workdir, or None."""
+    """Returns a workdir's newest complete checkpoint, or None."""
     return max(saved_steps(workdir), default=None)
 
 
@@ -127,6 +127,7 @@ def selected_step(workdir: str | PurePath) -> int | None:
     note = location(workdir) / CHECKPOINTS / BEST_FILE
     if newest is None or not read_config(workdir).training.get("early_stop") or not note.exists():
         return newest
+    # The best step may have been deleted by hand since best.json was written.
     step = read_json(note).get("step")
     return step if step in saved_steps(workdir) else newest
 
@@ -175,6 +176,7 @@ def provenance(run: Run) -> dict[str, Any]:
     files = (*marked(run.config, "file"), "model")  # the model follows below, as the run derived it
     fingerprints = {**run.source.fingerprints, **run.held_out}
     configuration = {key.name: key.default for key in config_keys(run.config) if not _within(key.name, files)}
+    # What the run derived takes the place of what its recipe says, so that equal runs have equal provenance.
     configuration |= {
         "compute_dtype": dtype,  # instead of auto, whose meaning depends on the device
         SUM_DTYPE: sum_dtype(make_mesh(mesh), run.config.microbatches, mesh, dtype),
@@ -190,7 +192,7 @@ def provenance(run: Run) -> dict[str, Any]:
 
 
 def runtime_choices(run: Run) -> dict[str, Any]:
-    """Returns the options of the model's computation: equal in all processes, and free on resume."""
+    """Returns the options for the model's computation: equal in all processes, and free on resume."""
     model = {item.name for item in dataclasses.fields(ModelConfig)}
     values = to_dict(run.config.model).items()
     return {f"model.{name}": value for name, value in values if name not in {*model, "preset"}}
@@ -205,10 +207,10 @@ def check_provenance(
         here: the run's `provenance`.
         there: the checkpoint's; None: it has none.
         name: the checkpoint, for messages.
-        may_change: keys or prefixes that may differ, as well as keys that decide when a run ends.
+        may_change: keys or prefixes that may differ, in addition to those for a run's end.
 
     Raises:
-        UserError: a key differs that config.allow_changes does not name, or it names an unknown key.
+        UserError: a key differs and config.allow_changes does not name it, or names an unknown key.
     """
     if there is None:
         raise UserError(
@@ -259,7 +261,7 @@ def check_provenance(
 
 
 def _without_effect(config: TrainConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the keys that have no effect because another key is set, or is not."""
+    """Returns the keys without effect, because another key is set or unset."""
     # With a schedule in both, no batch has the size of batch_size.
     scheduled = bool(before.get("batch_schedule")) and bool(now.get("batch_schedule"))
     unused: list[set[str]] = []
@@ -281,7 +283,7 @@ def _without_effect(config: TrainConfig, before: Mapping[str, Any], now: Mapping
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions that a checkpoint records: Python, this package, a step's libraries, and the device."""
+    """Returns the versions for a checkpoint's record: Python, this package, a step's libraries, and the device."""
     libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
     packages = {"python": platform.python_version(), "bert_jax": bert_jax.__version__, **libraries}
     return {**packages, "device": jax.devices()[0].device_kind}
@@ -358,6 +360,7 @@ class Branch:
     def check_left(self, run: Run) -> None:
         """Raises UserError if a branch's length is used up before its first step."""
         steps, minutes, seconds = run.config.steps, run.config.budget_minutes, self.meta.get("seconds", 0.0)
+        # Tokens, steps and minutes all count from the beginning of the first run.
         tokens = float(self.meta[TOKENS_BEFORE])
         at, end = f"branch_from is at step {self.step}", ""
         if run.length is not None and tokens >= run.length.tokens:
@@ -398,6 +401,7 @@ def open_branch(path: str) -> Branch:
         DamagedCheckpoint: its metadata is damaged.
     """
     directory = checkpoint_folder(path)
+    # A step that is being saved or removed is not among the complete ones.
     if int(directory.name) not in (saved := orbax_io.saved_steps(directory.parent)):
         steps = ", ".join(map(str, saved)) or "none"
         raise UserError(
@@ -412,7 +416,7 @@ def counting_on(run: Run, provenance: dict[str, Any], meta: Mapping[str, Any]) -
     """Returns a run whose tokens and epochs count on from the step at which its data or batches last changed.
 
     Args:
-        provenance: the run's; that step is recorded in it.
+        provenance: the run's, in which the step is recorded.
         meta: the metadata of the checkpoint from which the run resumes or is branched; empty: it begins.
     """
     count = run.tokens_before

@@ -80,7 +80,8 @@ def symbolic_sizes(monkeypatch):
 
 def run(folder, inputs):
     """Returns the outputs of a folder's program by name; the inputs are cut to those that it has."""
-    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    [program] = sorted((folder / "onnx").glob("*.onnx"))[:1]
+    session = onnxruntime.InferenceSession(program, providers=["CPUExecutionProvider"])
     given = {one.name: inputs[one.name].astype(np.int64) for one in session.get_inputs()}
     return dict(zip([one.name for one in session.get_outputs()], session.run(None, given), strict=True))
 
@@ -91,7 +92,7 @@ def test_a_program_gives_the_outputs_of_transformers(tmp_path, sample_text, name
     loaded = golden.loaded
     if "roberta" in name:
         loaded = dataclasses.replace(loaded, vocabulary=words_of(name, tmp_path / "words", sample_text))
-    onnx_export.write(loaded, tmp_path / "out")
+    onnx_export.write(loaded, tmp_path / "out", "float32")
     inputs = {key.removeprefix("inputs/"): value for key, value in golden.arrays.items() if key.startswith("inputs/")}
     got = run(tmp_path / "out", inputs)
     wanted = {
@@ -111,8 +112,8 @@ def test_a_program_gives_the_outputs_of_transformers(tmp_path, sample_text, name
 def test_a_program_gives_the_model_s_outputs_for_any_batch_and_length(tmp_path, name):
     config, heads, names = RANDOM[name]
     loaded = random_checkpoint(tmp_path / "words", config, heads)
-    onnx_export.write(loaded, tmp_path / "out")
-    onnx.checker.check_model(onnx.load(tmp_path / "out" / "model.onnx"), full_check=True)
+    onnx_export.write(loaded, tmp_path / "out", "float32")
+    onnx.checker.check_model(onnx.load(tmp_path / "out" / "onnx" / "model.onnx"), full_check=True)
     for length, rows in ((24, slice(None)), (17, slice(1, 2))):
         ours = our_outputs(loaded, length)
         mask = ours["attention_mask"][rows]
@@ -133,7 +134,7 @@ def test_the_vectors_of_texts_are_those_of_embed(tmp_path, pooling, normalize, t
     task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 16}
     task |= {"pooling": pooling, "normalize": normalize, "truncate_dim": truncate_dim}
     loaded = random_checkpoint(tmp_path / "words", odd_config(layers=1), Heads(pooler=True), task=task)
-    onnx_export.write(loaded, tmp_path / "out")
+    onnx_export.write(loaded, tmp_path / "out", "float32")
     assert {"modules.json", "1_Pooling", "sentence_bert_config.json"} <= {
         one.name for one in (tmp_path / "out").iterdir()
     }
@@ -150,9 +151,10 @@ def test_the_vectors_of_texts_are_those_of_embed(tmp_path, pooling, normalize, t
 @pytest.mark.parametrize("config", [odd_config(layers=2), modernbert(layers=2)], ids=["bert", "modernbert"])
 def test_int8_quantizes_every_matrix_and_its_outputs_stay_near(tmp_path, config):
     loaded = random_checkpoint(tmp_path / "words", config, Heads(tags=4))
-    found = onnx_export.write(loaded, tmp_path / "out", "int8")
-    assert not list((tmp_path / "out").glob("float32*"))
-    graph = onnx.load(tmp_path / "out" / "model.onnx").graph
+    found = onnx_export.write(loaded, tmp_path / "out", "int8")["int8"]
+    [program] = (tmp_path / "out" / "onnx").iterdir()
+    assert program.name == "model_quantized.onnx"
+    graph = onnx.load(program).graph
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
     products = [node for node in graph.node if node.op_type == "MatMulInteger"]
     assert len(products) >= 4 * config.layers + 1  # queries, keys and values; output; two of the feed-forward; the head
@@ -170,10 +172,12 @@ def test_int8_quantizes_every_matrix_and_its_outputs_stay_near(tmp_path, config)
 def test_tensors_beyond_the_limit_of_a_file_are_in_a_second_one(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_export, "TENSORS_LIMIT", 1000)
     loaded = random_checkpoint(tmp_path / "words", odd_config(layers=1), Heads(pooler=True, classes=3))
-    for dtype, error in (("float32", TOLERANCE), ("int8", 0.1)):
-        found = onnx_export.write(loaded, tmp_path / dtype, dtype)
-        assert sorted(one.name for one in (tmp_path / dtype).glob("*onnx*")) == ["model.onnx", "model.onnx.data"]
-        assert found["logits"].error < error
+    measured = onnx_export.write(loaded, tmp_path / "out")
+    names = {name for file in ("model.onnx", "model_quantized.onnx") for name in (file, f"{file}_data")}
+    assert {file.name for file in (tmp_path / "out" / "onnx").iterdir()} == names
+    assert measured["float32"]["logits"].error < TOLERANCE and measured["int8"]["logits"].error < 0.1
+    sizes = {name: (tmp_path / "out" / "onnx" / name).stat().st_size for name in names}
+    assert sizes["model_quantized.onnx_data"] < sizes["model.onnx_data"]
 
 
 def test_a_program_that_differs_is_not_written(tmp_path, monkeypatch):
@@ -206,7 +210,7 @@ def test_the_command_writes_a_folder_whose_readme_runs(tmp_path):
     export.export_loaded(loaded, tmp_path / "workdir", "orbax")
     out = tmp_path / "out"
     commands_export.main(["--checkpoint", str(tmp_path / "workdir"), "--format", "onnx", "--output", str(out)])
-    with pytest.raises(UserError, match="holds an ONNX program, not a checkpoint"):
+    with pytest.raises(UserError, match="holds ONNX programs, not a checkpoint"):
         open_checkpoint(out)
     [shown] = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
     shown = shown.replace("PATH", str(out)).replace("Some text.", "the cat sat").replace("More text.", "a dog")

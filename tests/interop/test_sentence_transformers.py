@@ -7,6 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors
 import safetensors.numpy
 from families import FAMILIES
 from golden import REFRESH, TOLERANCE, read_arrays
@@ -93,13 +94,15 @@ def test_the_settings_survive_every_format_of_export(folder, arrays, tmp_path, n
 def test_files_of_sentence_transformers_come_before_the_task_in_config_json(folder, tmp_path):
     """The library keeps the fields of config.json that it does not know when it saves a model that it trained."""
     huggingface_export.write(open_checkpoint(folder("mean")), tmp_path / "hf")
-    assert huggingface.read_config(tmp_path / "hf")["bert_jax_task"]["pooling"] == "mean"
-    assert "bert_jax_task" not in huggingface.read_config(tmp_path / "hf", folder("cls"))  # the folder of adapters
+    values = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert values["bert_jax_task"]["pooling"] == "mean"
+    values["bert_jax_task"] |= {"name": "stsb", "columns": {"text": "first"}}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(values))
     for name in ("modules.json", "1_Pooling"):
-        (tmp_path / "cls" / name).rename(tmp_path / "hf" / name)
-    assert open_checkpoint(tmp_path / "hf").task["pooling"] == "cls"
-    export(tmp_path / "hf", tmp_path / "again", "sentence_transformers")
-    assert "bert_jax_task" not in json.loads((tmp_path / "again" / "config.json").read_text())
+        (tmp_path / "hf" / name).rename(tmp_path / "hf" / f"old_{name}")
+        (folder("cls") / name).rename(tmp_path / "hf" / name)
+    read = open_checkpoint(tmp_path / "hf").task
+    assert (read["pooling"], read["name"], read["columns"]) == ("cls", "stsb", {"text": "first"})
 
 
 def changed(path, **values):
@@ -373,3 +376,25 @@ def test_correlations_of_scored_pairs_are_those_of_the_library(arrays):
     wanted = json.loads(str(arrays["pairs/metrics"]))
     assert found["spearman"] == pytest.approx(wanted["spearman_cosine"], abs=1e-6), REFRESH
     assert found["pearson"] == pytest.approx(wanted["pearson_cosine"], abs=1e-6), REFRESH
+
+
+@pytest.mark.parametrize("format", ["hf", "sentence_transformers"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_for_vectors_has_all_files_of_the_library_and_a_pooler_of_no_effect(tmp_path, format, dtype):
+    """BertModel has a pooler in transformers, which would get random values, with a warning."""
+    task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 16, "pooling": "mean", "normalize": True}
+    loaded = random_checkpoint(tmp_path / "words", odd_config(), Heads(), task=task)
+    bert_jax_export.export_loaded(loaded, tmp_path / "out", format, dtype=dtype)
+    modules = json.loads((tmp_path / "out" / "modules.json").read_text())
+    assert [module["type"].rpartition(".")[2] for module in modules] == ["Transformer", "Pooling", "Normalize"]
+    assert 'SentenceTransformer("PATH")' in (tmp_path / "out" / "README.md").read_text()
+    with safetensors.safe_open(tmp_path / "out" / "model.safetensors", "numpy") as file:
+        np.testing.assert_array_equal(file.get_tensor("pooler.dense.weight"), np.eye(loaded.model.width))
+        assert not file.get_tensor("pooler.dense.bias").any()
+    # It is no parameter of the model, so reading leaves it out; a trained one is read.
+    again = open_checkpoint(tmp_path / "out")
+    assert again.params.keys() == loaded.params.keys() and again.dtype == dtype
+    tensors = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    tensors["pooler.dense.weight"] = tensors["pooler.dense.weight"] * 2
+    safetensors.numpy.save_file(tensors, tmp_path / "out" / "model.safetensors")
+    assert open_checkpoint(tmp_path / "out").heads.pooler

@@ -175,7 +175,7 @@ class Masker:
         return np.bincount(sequences.rows, counts, minlength=len(rows.input_ids)).astype(np.int64)
 
     def count_words(self, rows: Rows) -> tuple[int, int]:
-        """Returns the number of words, and of words that are longer than their sequence's budget.
+        """Counts all words, and those longer than their sequence's budget.
 
         The latter are predicted only if nothing else fits, and then only in part.
         """
@@ -290,7 +290,7 @@ _ORDERS = np.array(list(itertools.permutations(range(LENGTH))))
 def _trigram_starts(
     sequences: Sequences, words: WordBoundaries, chosen: Bool[np.ndarray, "Q W"]
 ) -> Bool[np.ndarray, "Q W"]:
-    """Returns where a trigram can begin: before three ordinary tokens of one segment, none of them chosen."""
+    """Returns where a trigram can begin: before three ordinary, unchosen tokens in one segment."""
     free = (words.starts | words.inside) & ~chosen
     firsts = free.copy()
     for step in range(1, LENGTH):

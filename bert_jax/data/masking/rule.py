@@ -33,7 +33,7 @@ BERT_SHARES = ReplacementShares(0.8, 0.1, 0.1)  # Devlin et al. 2019, section 3.
 
 @dataclass(frozen=True)
 class MaskingRule:
-    """The unit of masking, its rate, and the replacement of chosen tokens.
+    """The masking unit, its rate, and how chosen tokens are replaced.
 
     Raises:
         UserError: A value is invalid.

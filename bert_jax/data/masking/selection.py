@@ -260,7 +260,7 @@ def _text(sequences: Sequences, words: WordBoundaries) -> _Text:
 
 
 def run_starts(sequences: Integer[np.ndarray, "K"], positions: Integer[np.ndarray, "K"]) -> Integer[np.ndarray, "K"]:
-    """Returns the first position of every position's run of consecutive positions; both arguments are ascending."""
+    """Returns the first position in every position's consecutive run; both arguments ascend."""
     new = np.ones(positions.size, bool)
     new[1:] = (np.diff(sequences) != 0) | (np.diff(positions) != 1)
     firsts = np.flatnonzero(new)

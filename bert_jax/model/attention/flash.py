@@ -80,7 +80,7 @@ class FlashGrid(Grid):
         return jnp.clip(self.other(shared, step, of_queries), first, last)
 
     def visible(self, queries: Any, keys: Any) -> Any:
-        """Whether any query of one block sees a key of another, as far as their positions show."""
+        """Whether any query in one block sees a key in another, judging by positions."""
         if self.blocks == 1:
             return True
         near = (queries >= 0) & (queries < self.blocks) & (keys >= 0) & (keys < self.blocks)
@@ -298,6 +298,7 @@ def _specs(grid: FlashGrid, of_queries: bool) -> dict[str, pl.BlockSpec]:
     # A cell keeps one block, and its steps read the blocks of the other kind.
     queries, keys = (shared, other) if of_queries else (other, shared)
 
+    # Index maps give block numbers, not positions: (row, group of heads, 0, block of positions).
     def heads(size: int, block: Any) -> pl.BlockSpec:
         shape = (None, grid.heads_per_cell, size, grid.block)
         return pl.BlockSpec(shape, lambda row, heads, own, step: (row, heads, 0, block(own, step)))

@@ -1,4 +1,4 @@
-"""The attention kernels of XLA and of libraries, and what all kernels share; choice.py says where each runs.
+"""The attention kernels from XLA and libraries, and what all kernels share; choice.py says where each runs.
 
 einsum stores all scores, runs on every platform, and defines the result that the others equal. banded computes a band
 of scores for layers with a window. cuDNN (NVIDIA GPUs) and splash (TPUs) never store the scores.
@@ -114,6 +114,7 @@ def einsum_attention(
     )
     if bias is not None:
         scores += bias
+    # After the bias, so that no bias makes a hidden key visible.
     scores = jnp.where(visible, scores, MASKED_SCORE)
     # Dropout multiplies in float32, and the result is rounded once, for the matmul with values.
     probabilities = softmax_narrow(scores) if value.dtype == jnp.bfloat16 else jax.nn.softmax(scores, axis=-1)
@@ -186,8 +187,8 @@ def banded_attention(
         return padded.reshape(rows.shape[0], -1, block, *rows.shape[2:])
 
     def with_neighbors(cut: Array, fill: int = 0) -> Array:
-        # A block before the first, and unless causal one after the last. Shifted copies then put blocks c - 1, c and c
-        # + 1 next to one another.
+        # A block before the first and, unless causal, one after the last: shifted copies then put every block next to
+        # its neighbors.
         around = [(0, 0), (1, sides - 1)] + [(0, 0)] * (cut.ndim - 2)
         padded, count = jnp.pad(cut, around, constant_values=fill), cut.shape[1]
         shifted = [jax.lax.slice_in_dim(padded, first, first + count, axis=1) for first in range(sides + 1)]
@@ -228,8 +229,8 @@ def cudnn_attention_by_length(
 ) -> Float[Array, "B Q N H"]:
     """Computes einsum_attention without dropout for unpacked rows, whose queries see the first `lengths` keys.
 
-    If causal, Q is T. cuDNN reads the lengths instead of a mask, so neither pass has an array of T x T. Queries of
-    padding see the same keys, where those of einsum_attention see padding; nothing else depends on them.
+    If causal, Q is T. cuDNN reads the lengths instead of a mask, so neither pass has a T x T array. Queries in padding
+    see the same keys, whereas in einsum_attention they see padding; nothing else depends on them.
     """
 
     def attend(query: Array, key: Array, value: Array, lengths: Array) -> Array:

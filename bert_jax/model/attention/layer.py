@@ -31,7 +31,7 @@ NO_MASK_GRADIENT = (0, 11, 1)
 
 
 def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
-    """Lists a model's attention kernels in training on rows of that length; `none` if it has no attention.
+    """Lists a model's attention kernels for training on rows of that length; `none` if it has no attention.
 
     Raises:
         UserError: a requested kernel cannot run (choice.choose).

@@ -186,11 +186,12 @@ def _queries_kernel(grid: TritonGrid, query: Any, key: Any, value: Any, sequence
 
 
 def _keys_kernel(grid: TritonGrid, query: Any, key: Any, value: Any, sequences: Any, words: Any, *more: Any) -> None:
-    """Computes the gradients of a key block and its values."""
+    """Computes the gradients for a key block and its values."""
     logsumexp, average, gradient, key_gradient, value_gradient = more
     keys = _keys(grid, key, value, sequences, pl.program_id(2), 0)
 
     def add(number: Any, before: tuple[Array, Array]) -> tuple[Array, Array]:
+        # The cell has whole rows of queries, and takes one block of them at a time.
         place = pl.ds(number * grid.block, grid.block)
         queries = _queries(grid, query[place, :], sequences, words, number, number)
         slopes = gradient[place, :]

@@ -1,8 +1,8 @@
 """The heads on top of the encoder, by name: the one place where a head is listed.
 
 A model has the heads that its `Heads` (config.py) choose; a head's name is also the first component of its parameters'
-paths (`mlm_head/transform/kernel`). The modules are in basic.py (dense layers, pooling, a mix of layers), tokens.py
-(logits of tokens) and structured.py (a CRF over tags, spans). An extension adds its own to HEADS.
+paths (`mlm_head/transform/kernel`). The modules are in basic.py (dense layers, pooling, a layer mix), tokens.py (token
+logits) and structured.py (a CRF over tags, spans). An extension adds its own to HEADS.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Head(NamedTuple):
 
     Attributes:
         module: called as module(config, *arguments, runtime=..., key=...).
-        arguments: returns the arguments by the choice of heads; None if a model lacks the head. Without this function a
+        arguments: returns the arguments for the chosen heads; None if a model lacks the head. Without this function a
             model has the head if `Heads.named` lists its name, and there are no arguments.
     """
 

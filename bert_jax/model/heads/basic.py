@@ -66,7 +66,7 @@ class LayerMix(nnx.Module):
         return mixed.astype(states.dtype)
 
     def weights(self) -> Float[Array, " J"]:
-        """Returns softmax(s): the weights of the embeddings, then of the layers from the lowest up."""
+        """Returns softmax(s): the embeddings' weight, then the layers' from the lowest up."""
         return jax.nn.softmax(self.scores[...])
 
 
@@ -121,10 +121,13 @@ def pool_sequences(
     cls_positions: Int[Array, "B S"],
     scores: Float[Array, "B T"] | None = None,
 ) -> Float[Array, "B S D"]:
-    """Pools each sequence of each row, by one of config.POOLINGS; zeros for an absent sequence.
+    """Pools each row's sequences by one of config.POOLINGS; zeros for an absent sequence.
 
-    Special tokens count like any other token. Attention poolings need the scores of AttentionPooling. Only cls uses
-    the values of cls_positions; it gives the vector of position 0 for an absent sequence.
+    Special tokens count like any other token.
+
+    Args:
+        cls_positions: only cls uses its values; it gives position 0's vector for an absent sequence.
+        scores: by AttentionPooling, for attention poolings.
     """
     if pooling == "cls":
         return gather_positions(hidden, cls_positions)
@@ -136,6 +139,7 @@ def pool_sequences(
         last = jnp.where(inside, jnp.arange(hidden.shape[1]), 0).max(axis=-1)
         return jnp.where(inside.any(axis=2)[..., None], gather_positions(hidden, last), 0)
     if pooling == "max":
+        # -inf for positions of other sequences; an absent sequence has nothing else, and is set to 0.
         highest = jnp.where(inside[..., None], hidden[:, None], -jnp.inf).max(axis=2)
         return jnp.where(inside.any(axis=2)[..., None], highest, 0)
     # A softmax over the positions inside each sequence; equal scores give the mean. All zero for an absent sequence,
@@ -147,7 +151,7 @@ def pool_sequences(
 
 
 def pool_rows(pooling: str, hidden: Float[Array, "B T W"], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B W"]:
-    """Pools the one sequence of each row, by heads.pooling, in float32; zeros for a filler."""
+    """Pools each row's only sequence, by heads.pooling, in float32; zeros for a filler."""
     # The sequence begins at position 0, and S is 1.
     first = jnp.zeros((hidden.shape[0], 1), jnp.int32)
     return pool_sequences(pooling, hidden.astype(jnp.float32), sequence_ids, first)[:, 0]

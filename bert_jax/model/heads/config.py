@@ -91,6 +91,7 @@ class Heads:
             raise UserError("heads.lm and heads.mlm are both set; a model is either causal or bidirectional")
         if self.span_boundary and not self.mlm:
             raise UserError("heads.span_boundary uses the output matrix of the MLM head; set heads.mlm=True")
+        # With one tag there is nothing to choose between.
         if self.crf and self.tags < 2:
             raise UserError(f"heads.crf needs two or more tags, got heads.tags={self.tags}")
 

@@ -69,7 +69,7 @@ def breaks_iobes(last: str, tag: str) -> bool:
 
 
 def scheme_of(labels: Sequence[str]) -> Scheme | None:
-    """Recognizes the scheme of tags by id: IOBES if a tag marks an end, IOB1 if an I-X has no B-X, else IOB2.
+    """Recognizes a tag scheme, given the tags by id: IOBES if a tag marks an end, IOB1 if an I-X has no B-X, else IOB2.
 
     None if they do not mark entities.
     """
@@ -137,13 +137,20 @@ class CRF(nnx.Module):
     def score(
         self, logits: Logits, tags: Ids, tagged: Tagged, sequence_ids: Ids, allowed: Allowed | None = None
     ) -> Float[Array, "B"]:
-        """Sums the tags' logits and the transitions between them: s(X, y) of Lample et al."""
+        """Sums the tags' logits and the transitions between them: s(X, y) of Lample et al.
+
+        Args:
+            tags: tag ids; any where `tagged` is False.
+            tagged: the positions with a tag.
+            allowed: the paths that may be taken (allowed_by); None: all.
+        """
         classes = logits.shape[-1]
         transitions, start, end = self._scores(allowed)
         before = _tagged_before(tagged)
         first = _first_of_chain(tagged, sequence_ids)
         # The last of a chain is the first one if a row is read backwards.
         last = _first_of_chain(tagged[:, ::-1], sequence_ids[:, ::-1])[:, ::-1]
+        # A transition needs a tag before it in the same chain.
         inner = tagged & ~first
         # One-hot matmuls, since the gradient of a look-up would be a scatter.
         chosen = jax.nn.one_hot(tags, classes) * tagged[..., None]
@@ -282,14 +289,14 @@ class SpanVectors(nnx.Module):
 
 
 class SpanClassifier(Network):
-    """A two-layer network: float32 logits of each span's class, or one logit of whether it is a span at all."""
+    """A two-layer network: float32 logits for each span's class, or one logit for whether it is a span at all."""
 
     def __init__(self, config: ModelConfig, classes: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:
         super().__init__(config, PARTS * config.width, classes, runtime=runtime, key=key)
 
 
 class SpanPairs(Network):
-    """A two-layer network over [g; g'; g * g']: float32 logits of the relation from span g to span g'.
+    """A two-layer network over [g; g'; g * g']: float32 logits for the relation from span g to span g'.
 
     The vector follows Lee et al. 2017, section 4.1, without features, and its use for relations, with class 0 for none,
     Luan et al. 2018, section 3.
@@ -319,7 +326,7 @@ def choose_spans(
     They are sorted, best first. A row may have fewer real spans; P is at most T times K. Relations are predicted
     between these spans only (Lee et al. 2017, section 5).
     """
-    # top_k puts -inf last, and isfinite tells these places from real spans.
+    # top_k puts -inf last, and isfinite distinguishes these places from real spans.
     flat = jnp.where(possible, scores, -jnp.inf).reshape(scores.shape[0], -1)
     best, places = jax.lax.top_k(flat, min(count, flat.shape[1]))
     return places // scores.shape[2], places % scores.shape[2] + 1, jnp.isfinite(best)

@@ -74,7 +74,7 @@ class LanguageModel(nnx.Module):
 class SpanBoundary(nnx.Module):
     """Predicts masked tokens from the hidden states on both sides of their span, and from their offset in it.
 
-    Two layers of dense, activation and norm over [left; right; offset], then the output matrix of masked tokens (Joshi
+    Two layers of dense, activation and norm over [left; right; offset], then the masked-token output matrix (Joshi
     et al. 2020, section 3.2), and a bias for each token (SpanBERT's code).
     """
 
@@ -123,7 +123,7 @@ class ReplacedTokens(nnx.Module):
 
 
 class Generator(nnx.Module):
-    """A narrower encoder over the model's embeddings, and a head of masked tokens with the model's token table.
+    """A narrower encoder over the model's embeddings, and a masked-token head with the model's token table.
 
     It has as many layers as the model, and heads of the same width if these divide its width (Clark et al. 2020,
     section 3.2 and table 6). A dense layer leads to its width if that differs from the embeddings'.
@@ -144,7 +144,7 @@ class Generator(nnx.Module):
         tokens: Float[Array, "V E"],
         dropout_key: DropoutKey,
     ) -> Float[Array, "B M V"]:
-        """Returns float32 token logits at M positions of each row."""
+        """Returns float32 token logits at each row's M positions."""
         hidden, places = embedded, (batch.sequence_ids, batch.positions, masked_positions)
         if self.config.embedding_width:
             hidden = self.projection(embedded)
@@ -166,6 +166,7 @@ def generator_config(config: ModelConfig, width: int) -> ModelConfig:
             f"a generator of width {width} cannot have heads of width {head_width}, as the model does; choose a "
             "config.objective.generator_size that gives a multiple"
         )
+    # Its embeddings are the model's, so a width of its own takes a projection.
     return dataclasses.replace(
         config,
         width=width,

@@ -47,12 +47,12 @@ class DiffusionObjective(Objective):
 
     The rates of a batch are spread evenly: sequence i of N has t = (u + i/N) mod 1 for one u ~ U(0,1), the
     low-discrepancy sampler of their code. As there, t is then mapped linearly onto [0.001, 1], which bounds the
-    weights. If the cross-entropy grows with the rate, this raises the bound, by at most 0.1%. Rates and masks are a
-    function of the run's seed, the step, and the sequence's number in the batch, on any mesh, for any number of
-    microbatches, and in packed and padded rows alike.
+    weights. If the cross-entropy grows with the rate, this raises the bound, by at most 0.1%. Rates and masks follow
+    from the run's seed, the step, and the sequence's number in the batch, on any mesh, for any number of microbatches,
+    and in packed and padded rows alike.
 
     In evaluation the loss of each sequence is the mean over EVALUATION_RATES rates, (u + k/8) mod 1. There, u and the
-    masks are a function of the sequence's tokens, so that they depend neither on the row nor on the batch.
+    masks follow from the sequence's tokens, so that they depend neither on the row nor on the batch.
     """
 
     special_ids: tuple[int, ...]  # tokens that are given: they are never masked, and the bound does not count them
@@ -106,7 +106,7 @@ class DiffusionObjective(Objective):
     def masked(
         self, batch: Any, text: Int[Array, "B T"], rates: Float[Array, "B T"], noise: Float[Array, "B T"]
     ) -> MaskedBatch:
-        """Masks the tokens that can be masked and whose noise, uniform in (0,1), is below the rate."""
+        """Masks maskable tokens whose noise, uniform in (0,1), is below the rate."""
         chosen = self.maskable(text, batch.sequence_ids) & (noise < rates)
         ids = jnp.where(chosen, self.mask_id, text)
         # At most 1,000, since no rate is below LEAST_RATE.
@@ -117,6 +117,7 @@ class DiffusionObjective(Objective):
 
 def spread(start: Float[Array, ""], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
     """Returns (start + i/N) mod 1 at the positions of sequence i; the batch's N sequences are counted in row order."""
+    # Sequences of a row are numbered from 1, so the maximum counts them. The 1 is for a batch of padding.
     count = jnp.maximum(sequence_ids.max(axis=1).sum(), 1)
     return (start + sequence_numbers(sequence_ids).astype(jnp.float32) / count) % 1
 

@@ -1,4 +1,4 @@
-"""Objectives of a student that also learns from a teacher's outputs (soft targets) and hidden states.
+"""Objectives for a student that also learns from a teacher's outputs (soft targets) and hidden states.
 
 The teacher's parameters are constants of the run: they are bound next to the student's, sharded by the same rules, and
 neither trained nor saved. The teacher has no dropout. Held-out rows are measured by the objective without the teacher.
@@ -164,7 +164,7 @@ class DistilledObjective(Objective):
 class DistilledMaskedLM(DistilledObjective):
     """Masked language modeling with a teacher (DistilBERT; Sanh et al. 2019, section 3).
 
-    The soft term compares the tokens of the vocabulary, at masked positions or at all (config.positions), as in
+    The soft term compares the vocabulary's tokens, at masked positions or at all (config.positions), as in
     distiller.py of huggingface/transformers, whose restrict_ce_to_mask is the former.
     """
 
@@ -180,6 +180,7 @@ class DistilledMaskedLM(DistilledObjective):
 
     def compare(self, models: Pair, batch: Any, dropout_key: PRNGKeyArray | None) -> tuple[Terms, Scalar]:
         wanted = self.base.positions(batch)
+        # Groups come in the order of `positions`, masked tokens first, so the first columns of `vectors` are theirs.
         groups = jnp.concatenate(wanted, axis=1)
         student, teacher = models
         if not self.pairs and not self.predicts_all:  # the last layers are computed at the predicted positions only

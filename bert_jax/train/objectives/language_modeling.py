@@ -36,9 +36,9 @@ class MaskedLMObjective(Objective):
     """Masked language modeling (mlm), next sentence prediction (nsp) and the span boundary objective (sbo).
 
     Args:
-        next_sentence: adds the prediction of the next sentence (Devlin et al. 2019, section 3.1), or of the sentence
-            order (ALBERT; Lan et al. 2020, section 3.1), by the shards' labels. False for shards without labels, as in
-            RoBERTa (Liu et al. 2019, section 4.2): the term then counts nothing and adds nothing.
+        next_sentence: predicts the next sentence, too (Devlin et al. 2019, section 3.1), or the sentence order (ALBERT;
+            Lan et al. 2020, section 3.1), by the shards' labels. False for shards without labels, as in RoBERTa (Liu et
+            al. 2019, section 4.2): the term then counts nothing and adds nothing.
         span_boundary: predicts each token of a masked span also from the positions around the span (SpanBERT; Joshi et
             al. 2020, section 3.2). Needs shards with masked spans, or raises UserError.
         z_loss: the weight of mlm's z-loss.
@@ -81,7 +81,7 @@ class MaskedLMObjective(Objective):
         return self.terms_of(model, vectors, batch)
 
     def positions(self, batch: Batch) -> list[Int[Array, "B _"]]:
-        """Returns the positions that the heads read: masked ones, [CLS], and positions around spans."""
+        """Returns the positions read by the heads: masked ones, [CLS], and positions around spans."""
         around = [batch.span_left, batch.span_right] if self.span_boundary else []
         return [batch.masked_positions, batch.cls_positions, *around]
 

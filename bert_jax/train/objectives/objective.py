@@ -88,7 +88,7 @@ class Objective(abc.ABC):
 
     @property
     def batch_fields(self) -> tuple[str, ...]:
-        """The batch fields that are read in addition to the encoder's; a batch without one is refused."""
+        """The batch fields read in addition to the encoder's; a batch without one is refused."""
         return ()
 
     @property
@@ -134,7 +134,7 @@ class Objective(abc.ABC):
     def extend_batch(self, batch: Any) -> Any:
         """Returns the batch with the objective's own fields, as a NamedTuple of numpy arrays [B, ...].
 
-        It is called on the host, with the rows that a process loads. A row's fields must be a function of that row
+        It is called on the host, with a process's own rows. A row's fields must be a function of that row
         alone (law 1).
         """
         return batch
@@ -152,12 +152,12 @@ class Objective(abc.ABC):
         return bert.init_params(config, self.heads, key)
 
     def bind(self, config: ModelConfig, params: dict[str, Any], runtime: Runtime) -> Any:
-        """Returns the model over parameters, inside a function that is jitted or differentiated."""
+        """Returns the model over parameters, inside a jitted or differentiated function."""
         return bert.bind(config, self.heads, params, runtime)
 
 
 def extended_batch(objective: Objective, batch: Any) -> Any:
-    """Returns the batch with the objective's own fields. Raises UserError if a field that it reads is absent."""
+    """Returns the batch with the objective's own fields. Raises UserError if a field in batch_fields is absent."""
     extended = objective.extend_batch(batch)
     if missing := [name for name in objective.batch_fields if getattr(extended, name, None) is None]:
         raise UserError(

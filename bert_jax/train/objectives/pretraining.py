@@ -1,4 +1,4 @@
-"""Builds the pretraining objective that config.objective names.
+"""Builds the pretraining objective named by config.objective.
 
 First comes PhasedObjective, which lets next tokens and masked tokens follow one another in a run; then the checks of a
 configuration, and the table OBJECTIVES, which extensions join.
@@ -127,7 +127,7 @@ EXAMPLE = "{0: causal, 5000: mlm}"
 
 @dataclass(frozen=True)
 class ShardTraits:
-    """The properties of a data set that an objective depends on."""
+    """A data set's properties, as far as an objective depends on them."""
 
     name: str  # for messages
     labelled: bool  # whether its sequences have next-sentence labels
@@ -163,7 +163,7 @@ def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Se
 
 
 def resolved(options: ObjectiveConfig, model: ModelConfig) -> ObjectiveConfig:
-    """Returns the objective that `auto` means for a model; another one as it is."""
+    """Resolves `auto` for a model; returns any other objective as it is."""
     if options.kind != "auto":
         return options
     # The encoder's own objective, else next tokens for a causal model and masked tokens for any other.
@@ -192,6 +192,7 @@ def _phased(options: Phases, model: ModelConfig, shards: Sequence[ShardTraits], 
         problem = f", but checkpoint.best={best} compares evaluations of the whole run; leave it out"
     if problem:
         raise UserError(f"config.objective.phases is {options.phases}{problem}")
+    # A causal phase undoes masks, which works for all masks except infilled spans.
     if CAUSAL in phases.values:
         check_text("phases", shards)
     return PhasedObjective(phases, z_loss=options.z_loss)
@@ -207,7 +208,7 @@ def _masked_lm(
                 f"config.objective.span_boundary needs masked spans, but {part.name} masks by {part.mask_unit}; build "
                 "the examples with --mask_unit span"
             )
-    # All phases have one kind of sequences (PhasedLoader checks it), so the first data set tells it.
+    # All phases have one kind of sequences (PhasedLoader checks it), so the first data set shows which.
     next_sentence = options.next_sentence and shards[0].labelled
     return MaskedLMObjective(next_sentence, options.span_boundary, z_loss=options.z_loss)
 
@@ -225,6 +226,7 @@ def _replaced_tokens(
     options: ReplacedTokens, model: ModelConfig, shards: Sequence[ShardTraits], config: PretrainConfig
 ) -> Objective:
     _check_causal(options, model, False)
+    # The generator has no output matrix of its own (heads/tokens.py).
     if not model.tied_output:
         advice = "use --config.model.tied_output=true"
         raise UserError(f"the generator of config.objective=replaced_tokens predicts by the token table; {advice}")

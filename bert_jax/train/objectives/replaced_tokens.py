@@ -30,12 +30,12 @@ class SeededBatch(NamedTuple):
 class ReplacedTokensObjective(Objective):
     """Masked tokens by the generator (mlm), and replaced tokens by the model (rtd; Clark et al. 2020, section 3.1).
 
-    Each masked token is replaced by a sample of the generator's distribution, through which no gradient flows; a
-    sample that is the original token counts as original. The model says of every token whether it was replaced.
+    Each masked token is replaced by a sample of the generator's distribution, through which no gradient flows; a sample
+    equal to the original token counts as original. The model says of every token whether it was replaced.
 
-    Samples are a function of the run's seed, the step, and the sequence's number in the batch, on any mesh, for any
-    number of microbatches, and in packed and padded rows alike. In evaluation they are a function of the sequence's
-    tokens, so that they depend neither on the row nor on the batch.
+    Samples follow from the run's seed, the step, and the sequence's number in the batch, on any mesh, for any
+    number of microbatches, and in packed and padded rows alike. In evaluation they follow from the sequence's tokens,
+    so that they depend neither on the row nor on the batch.
     """
 
     generator: int  # its width
@@ -71,10 +71,12 @@ class ReplacedTokensObjective(Objective):
             assert dropout_key is None, "in training, corrupt is called first"
             seeds = _at_predictions(batch, content_seeds(batch.input_ids, batch.sequence_ids, batch.positions))
         logits = generator_logits(model, batch, batch.masked_positions, dropout_key)
+        # The generator is trained like any masked language model, on the same masks.
         loss, correct = classification_sums(logits, batch.masked_ids, batch.masked_weights)
         # Sampling is not differentiated, so the generator is not trained to fool the model (Clark et al. 2020).
         sampled = sample(jax.lax.stop_gradient(logits), seeds)
         ids, replaced = replace(batch, sampled)
+        # Both parts get the same key; the generator's streams have names of their own (outputs.generator_logits).
         hidden = model.encode(batch._replace(input_ids=ids), dropout_key).last
         real = (batch.sequence_ids > 0).astype(jnp.float32)
         labels = replaced.astype(jnp.int32)
@@ -92,6 +94,7 @@ def _at_predictions(batch: Batch, seeds: UInt32[Array, "B T 2"]) -> UInt32[Array
 
 def sample(logits: Float[Array, "B M V"], seeds: UInt32[Array, "B M 2"]) -> Int[Array, "B M"]:
     """Samples a token per position from its logits' softmax, by Gumbel noise."""
+    # The padding of the vocabulary has logits of -inf, so no noise makes it the largest.
     return jnp.argmax(logits + gumbel(seeds, logits.shape), axis=-1).astype(jnp.int32)
 
 
