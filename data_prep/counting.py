@@ -14,6 +14,7 @@ tokenizer's own rules. The result depends only on the text.
 #   and pairs. Dropping rare words instead (lossy counting) would remove unspaced text. The chunk's hash decides, not a
 #   random generator.
 
+import itertools
 import re
 import zlib
 from collections import Counter
@@ -41,7 +42,7 @@ _COMBINING = re.compile(
     "[\u0300-\u036f\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ecd\u0f71-\u0f84\u102b-\u103e\u17b4-\u17d3"
     "\u200c\u200d\u3099\u309a\ufe00-\ufe0f]"
 )
-_WORD = "\n"  # prefix of keys that are words already; no chunk contains a line end
+_WORD = "\n"  # prefix of keys that are words already; chunks that begin with it are split into words immediately
 
 
 @runtime_checkable
@@ -73,11 +74,11 @@ class ChunkCounter:
 
     def add(self, documents: Iterable[str]) -> None:
         """Counts the documents' chunks."""
-        for text in _blocks(documents):
-            self.characters += len(text)
-            block = Counter(self._splitter.chunks(text))
+        for texts in _blocks(documents):
+            self.characters += sum(map(len, texts)) + len(texts) - 1
+            block = Counter(itertools.chain.from_iterable(map(self._splitter.chunks, texts)))
             for chunk in list(block):
-                if len(chunk) > LONGEST_WORD or (not chunk.isascii() and _UNSPACED.search(chunk)):
+                if len(chunk) > LONGEST_WORD or chunk[0] == _WORD or (not chunk.isascii() and _UNSPACED.search(chunk)):
                     count = block.pop(chunk)
                     self.unknown += count * self._splitter.unknown(chunk)
                     for word in self._splitter.words(chunk):
@@ -132,8 +133,8 @@ def windows(word: str) -> list[str]:
     return [word[start:end] for start, end in zip(cuts, [*cuts[1:], len(word)], strict=True)]
 
 
-def _blocks(documents: Iterable[str]) -> Iterator[str]:
-    """Joins documents by line ends, or splits them at white space, into texts of about BLOCK_CHARACTERS."""
+def _blocks(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Groups documents, or splits them at white space, into texts of about BLOCK_CHARACTERS together."""
     waiting: list[str] = []
     characters = 0
     for document in documents:
@@ -141,15 +142,15 @@ def _blocks(documents: Iterable[str]) -> Iterator[str]:
             # Line ends are preferred, because the position of a word in its line may matter.
             cut = max(document.rfind(mark, BLOCK_CHARACTERS // 2, BLOCK_CHARACTERS) for mark in "\n ")
             cut = cut if cut > 0 else BLOCK_CHARACTERS
-            yield document[:cut]
+            yield [document[:cut]]
             document = document[cut:]
         waiting.append(document)
         characters += len(document)
         if characters > BLOCK_CHARACTERS:
-            yield "\n".join(waiting)
+            yield waiting
             waiting, characters = [], 0
     if waiting:
-        yield "\n".join(waiting)
+        yield waiting
 
 
 def _hashes(chunks: Iterable[str], salt: int) -> UInt64[np.ndarray, " chunks"]:

@@ -22,6 +22,7 @@ from tokenizers import normalizers, pre_tokenizers
 
 from bert_jax.errors import UserError
 from bert_jax.tokenization import wordpiece
+from bert_jax.tokenization.byte_bpe import PRE_TOKENS
 from bert_jax.tokenization.wordpiece import MAX_WORD_LENGTH, WordPieceSpec, library_tokenizer, split_chunks
 from data_prep import counting
 
@@ -259,14 +260,12 @@ SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 MASK = "<mask>"
 # Steps of the `tokenizers` library that normalize text like BERT's uncased models.
 LOWERCASE = ("NFD", "Lowercase", "StripAccents")
-# All of Unicode's White_Space separates words (str.isspace would add U+001C to U+001F). A space joins the next word.
-_CHUNK = re.compile(" ?[^\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]+")
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 _WHOLE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # does not split
 
 
 class ByteSplitter(counting.WordSplitter):
-    """Splits by GPT-2's rule into words written byte by byte. Does not count white space between words."""
+    """Splits by GPT-2's rule into words written byte by byte; other white space between words is a word, too."""
 
     def __init__(self, lowercase: bool = False) -> None:
         steps = [getattr(normalizers, name)() for name in LOWERCASE] if lowercase else []
@@ -274,7 +273,7 @@ class ByteSplitter(counting.WordSplitter):
         self._split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
 
     def chunks(self, text: str) -> list[str]:
-        return _CHUNK.findall(text)
+        return PRE_TOKENS.findall(text)
 
     def words(self, chunk: str) -> Iterator[str]:
         chunk = self._normalize(chunk)

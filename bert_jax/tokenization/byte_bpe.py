@@ -269,7 +269,7 @@ def _token_bytes(token: str) -> bytes:
 
 # The white-space half of GPT-2's expression: a space, or the last of several, belongs to the word that follows it.
 _SPLIT_SPACES = f" \\n{WHITE_SPACE}"
-_PRE_TOKENS = re.compile(f" ?[^{_SPLIT_SPACES}]+|[{_SPLIT_SPACES}]+(?![^{_SPLIT_SPACES}])|[{_SPLIT_SPACES}]+")
+PRE_TOKENS = re.compile(f" ?[^{_SPLIT_SPACES}]+|[{_SPLIT_SPACES}]+(?![^{_SPLIT_SPACES}])|[{_SPLIT_SPACES}]+")
 # GPT-2's expression for ASCII text.
 _ASCII_PRE_TOKENS = re.compile("'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^\t-\r A-Za-z0-9]+")
 
@@ -305,7 +305,7 @@ class ByteBPEEngine(LibraryEngine):
             elif (regular := " ".join(text.split())) != text and (not regular or text != " " + regular):
                 if self._add_prefix_space and text[0] != " ":
                     text = " " + text
-                exceptions[index] = [_key(part) for part in _PRE_TOKENS.findall(text)]
+                exceptions[index] = [_key(part) for part in PRE_TOKENS.findall(text)]
         if exceptions:
             texts = ["" if index in exceptions else text for index, text in enumerate(texts)]
         # The first chunk of a text has a space before it only if the text begins with one.
