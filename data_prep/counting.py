@@ -42,6 +42,7 @@ _COMBINING = re.compile(
     "[\u0300-\u036f\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ecd\u0f71-\u0f84\u102b-\u103e\u17b4-\u17d3"
     "\u200c\u200d\u3099\u309a\ufe00-\ufe0f]"
 )
+_TURKIC = re.compile("[\u0130\u0131]")  # İ and ı
 _WORD = "\n"  # prefix of keys that are words already; chunks that begin with it are split into words immediately
 
 
@@ -61,6 +62,10 @@ class WordSplitter(Protocol):
         """Counts a chunk's characters in words too long for any vocabulary of this kind."""
         return 0
 
+    def changed(self, chunk: str) -> str:
+        """A chunk lower-cased or without accents, if the tokenizer's normalization changes it so; otherwise empty."""
+        return ""
+
 
 class ChunkCounter:
     """Counts chunks of text."""
@@ -70,6 +75,8 @@ class ChunkCounter:
         self.counts: dict[str, int] = {}  # by chunk; at most max_chunks after each `add`
         self.characters = 0  # in all texts
         self.unknown = 0  # characters in words that are too long for any vocabulary
+        self.split = 0  # chunks that were split into words immediately, without white space alone
+        self.changed = 0  # those among them that normalization changes
         self.thinned = 0  # how often the counts were thinned
 
     def add(self, documents: Iterable[str]) -> None:
@@ -81,6 +88,8 @@ class ChunkCounter:
                 if len(chunk) > LONGEST_WORD or chunk[0] == _WORD or (not chunk.isascii() and _UNSPACED.search(chunk)):
                     count = block.pop(chunk)
                     self.unknown += count * self._splitter.unknown(chunk)
+                    self.split += 0 if chunk.isspace() else count
+                    self.changed += count * bool(self._splitter.changed(chunk))
                     for word in self._splitter.words(chunk):
                         block[_WORD + word] += count
             counts, known = self.counts, self.counts.get  # local names, because this is the innermost loop
@@ -119,6 +128,33 @@ def count_words(chunks: Mapping[str, int], splitter: WordSplitter) -> dict[str, 
             for word in splitter.words(chunk):
                 counts[word] += count
     return dict(counts)
+
+
+class Changes(NamedTuple):
+    """What lower-casing and stripping accents change."""
+
+    share: float  # of the chunks
+    example: tuple[str, str]  # the most frequent changed chunk, before and after; empty if there is none
+    turkic: float  # share of the chunks with ı or İ
+
+
+def count_changes(chunks: Mapping[str, int], splitter: WordSplitter, split: int = 0, changed: int = 0) -> Changes:
+    """Counts changed chunks.
+
+    Args:
+        split, changed: Those of a ChunkCounter, whose `counts` have no such chunks.
+    """
+    total, most, example, turkic = split, 0, ("", ""), 0
+    for chunk, count in chunks.items():
+        if chunk.startswith(_WORD) or chunk.isspace():
+            continue
+        total += count
+        turkic += count * bool(_TURKIC.search(chunk))
+        if normal := splitter.changed(chunk):
+            changed += count
+            if count > most:
+                most, example = count, (chunk.strip(), normal.strip())
+    return Changes(changed / max(total, 1), example, turkic / max(total, 1))
 
 
 def windows(word: str) -> list[str]:

@@ -23,7 +23,7 @@ from bert_jax.storage.files import read_json, write_json
 # Boolean settings of `transformers`' tokenizer_config.json.
 _SWITCHES = (
     *("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "add_prefix_space"),
-    "replace_quotes",  # bert_jax's own
+    *("replace_quotes", "turkic_case"),  # bert_jax's own
 )
 
 
@@ -37,6 +37,14 @@ class AddedToken:
     lstrip: bool = False
     rstrip: bool = False
     normalized: bool = False
+
+
+# Languages that lower-case I to ı and İ to i, and these rules as replacements before the usual lower-casing (Unicode's
+# SpecialCasing.txt; the first rule is for a decomposed İ).
+TURKIC = ("tr", "az")
+TURKIC_CASE = (("I\u0307", "i"), ("\u0130", "i"), ("I", "\u0131"))
+# The same as steps of a normalizer in tokenizer.json.
+TURKIC_STEPS = [{"type": "Replace", "pattern": {"String": old}, "content": new} for old, new in TURKIC_CASE]
 
 
 class Roles(NamedTuple):

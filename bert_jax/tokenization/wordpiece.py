@@ -19,11 +19,12 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.array_types import Bool, Int32, Int64, UInt8
 from bert_jax.errors import UserError
-from bert_jax.tokenization.engine import ChunkedTexts, LibraryEngine, add_tokens, template, text_tokens
+from bert_jax.tokenization.engine import ChunkedTexts, LibraryEngine, add_tokens, template, text_tokens, turkic_case
 from bert_jax.tokenization.specification import (
     BERT_ROLES,
     HASHED_IF_CHANGED,
     MPNET_ROLES,
+    TURKIC_STEPS,
     AddedToken,
     Roles,
     TokenList,
@@ -66,6 +67,7 @@ class WordPieceSpec(TokenList):
     added: tuple[AddedToken, ...] = ()  # __post_init__ adds the roles' tokens
     roles: Roles = field(default=BERT_ROLES, metadata=HASHED_IF_CHANGED)
     pair_separators: int = field(default=1, metadata=HASHED_IF_CHANGED)
+    turkic: bool = field(default=False, metadata=HASHED_IF_CHANGED)  # lower-cased as in Turkish and Azeri
 
     def __post_init__(self) -> None:
         refuse_repeated(self.tokens)
@@ -99,11 +101,16 @@ class WordPieceSpec(TokenList):
         """Writes vocab.txt, tokenizer_config.json and special_tokens_map.json."""
         bert, mpnet = self.roles == BERT_ROLES, (self.roles, self.pair_separators) == (MPNET_ROLES, 2)
         config = {
-            "tokenizer_class": "BertTokenizer" if bert else "MPNetTokenizer" if mpnet else "PreTrainedTokenizerFast",
+            # Classes of their own in transformers make the normalizer from the settings, which know no Turkish.
+            "tokenizer_class": "PreTrainedTokenizerFast"
+            if self.turkic or not (bert or mpnet)
+            else "BertTokenizer"
+            if bert
+            else "MPNetTokenizer",
             "do_lower_case": self.lowercase,
             "strip_accents": self.strip_accents,
             "tokenize_chinese_chars": self.split_chinese,
-        }
+        } | ({"turkic_case": True} if self.turkic else {})
         (directory / "vocab.txt").write_text("".join(token + "\n" for token in self.tokens), encoding="utf-8")
         write_settings(directory, config, self.roles, self.added, ends=not bert)
 
@@ -116,6 +123,9 @@ def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: 
             ([UNK]).
     """
     model, normalizer = content.get("model") or {}, content.get("normalizer") or {}
+    *before, last = normalizer.get("normalizers") or [normalizer]
+    if turkic := before == TURKIC_STEPS:
+        normalizer = last
     splitter = content.get("pre_tokenizer") or {}
     if normalizer.get("type") != "BertNormalizer" or splitter.get("type") != "BertPreTokenizer":
         raise UserError(
@@ -144,6 +154,7 @@ def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: 
         added=added_tokens(content),
         roles=roles,
         pair_separators=_pair_separators(roles, content.get("post_processor")),
+        turkic=turkic,
     )
     check_added_ids(content, spec.all_tokens())
     return spec
@@ -187,6 +198,7 @@ def from_lines(file: Path, config: Mapping[str, Any], lowercase: bool | None) ->
         split_chinese=_first(config.get("tokenize_chinese_chars"), True),
         roles=roles,
         pair_separators=_pair_separators(roles, None),
+        turkic=bool(config.get("turkic_case")),
     )
 
 
@@ -388,6 +400,7 @@ class WordPieceEngine(LibraryEngine):
         self._spec = spec
         self._text_tokens = text_tokens(spec.added)
         normalize = self._library.normalizer.normalize_str
+        self._folds = spec.lowercase and not spec.turkic  # whether ASCII capitals become the usual small letters
         # Added tokens that are matched in normalized text, as the library looks them up.
         self._normalized = [normalize(token.content) for token in spec.added if token.normalized and not token.special]
 
@@ -399,13 +412,13 @@ class WordPieceEngine(LibraryEngine):
                     exceptions[index] = None
             texts = ["" if index in exceptions else text for index, text in enumerate(texts)]
         block = replaced(lines(texts), _CLEANED if self._spec.clean_text else _SPACES)
-        return ChunkedTexts(block, marks=True, fold=self._spec.lowercase, exceptions=exceptions)
+        return ChunkedTexts(block, marks=True, fold=self._folds, exceptions=exceptions)
 
     def _has_normalized_token(self, text: str) -> bool:
         if not self._normalized:
             return False
         # Printable ASCII is at most lower-cased. The library's normalization takes about as long as its encoding.
-        if text.isascii() and text.isprintable():
+        if text.isascii() and text.isprintable() and not self._spec.turkic:
             normal = text.lower() if self._spec.lowercase else text
         else:
             normal = self._library.normalizer.normalize_str(text)
@@ -445,6 +458,8 @@ def library_tokenizer(spec: WordPieceSpec) -> tokenizers.Tokenizer:
         strip_accents=spec.strip_accents,
         lowercase=spec.lowercase,
     )
+    if spec.turkic:
+        library.normalizer = normalizers.Sequence([*turkic_case(), library.normalizer])
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece(prefix=spec.continuation_prefix)
     add_tokens(library, spec.added)

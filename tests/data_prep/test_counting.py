@@ -23,6 +23,9 @@ class Plain:
     def unknown(self, chunk: str) -> int:
         return 0
 
+    def changed(self, chunk: str) -> str:
+        return ""
+
 
 SPLITTERS = [learners.WordPieceSplitter(lowercase=False), learners.ByteSplitter()]
 THAI = "ภาษาไทยเป็นภาษาที่มีระดับเสียงของคำแน่นอนหรือวรรณยุกต์เช่นเดียวกับภาษาจีน"

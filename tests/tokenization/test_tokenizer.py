@@ -6,6 +6,7 @@ import pickle
 import random
 import shutil
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -245,6 +246,37 @@ def test_added_tokens_without_tokenizer_json_are_read_if_they_add_nothing(tmp_pa
             tokenizer.load(tmp_path)
     else:
         assert tokenizer.load(tmp_path).content_hash == plain
+
+
+# Lower-cased by ICU (uconv -x tr-Lower), whose rules are those of Unicode's SpecialCasing.txt.
+TURKISH = {
+    "IĞDIR": "ığdır",
+    "İSTANBUL": "istanbul",
+    "I\u0307zmir": "izmir",
+    "ŞIRNAK ili": "şırnak ili",
+    "Ilıca ısı iyi": "ılıca ısı iyi",
+    "Ì ÂÎ": "ì âî",
+    "I\u0300": "ı\u0300",
+    "XIII": "xııı",
+}
+
+
+def test_turkish_is_lower_cased_as_icu_does(tmp_path):
+    letters = sorted(set("".join(TURKISH.values())) | set("ii̇")) + ["i̇"]
+    tokens = (*SPECIAL, *dict.fromkeys(letters), *(f"##{letter}" for letter in dict.fromkeys(letters)))
+    ours = tokenizer.Tokenizer(WordPieceSpec(tokens, True, False, turkic=True))
+    small = tokenizer.Tokenizer(WordPieceSpec(tokens, False, False))
+    ids, offsets = ours.encode_many([*TURKISH, *TURKISH.values()])
+    texts = [ids[begin:end].tolist() for begin, end in pairwise(offsets)]
+    assert texts[: len(TURKISH)] == texts[len(TURKISH) :] == [small.encode(text).tolist() for text in TURKISH.values()]
+    ours.save(tmp_path)
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert [library.encode(text, add_special_tokens=False).ids for text in TURKISH] == texts[: len(TURKISH)]
+    for path in (tmp_path, tmp_path / "vocab.txt"):  # settings of its folder
+        assert tokenizer.load(path).content_hash == ours.content_hash
+    assert tokenizer.load(tmp_path).lowercase
+    usual = tokenizer.Tokenizer(WordPieceSpec(tokens, True, False))
+    assert usual.content_hash != ours.content_hash and usual.encode("XIII").tolist() == small.encode("xiii").tolist()
 
 
 def test_byte_order_mark_before_a_vocabulary_is_no_part_of_it(tmp_path):
