@@ -212,12 +212,23 @@ def write_settings(
     write_json(directory / "special_tokens_map.json", special)
 
 
-def tokens_by_id(vocabulary: Mapping[str, int]) -> tuple[str, ...]:
+def placeholder(index: int) -> str:
+    """A token for an id that no text gets: WordPiece splits text at brackets."""
+    return f"[line {index + 1}]"
+
+
+def tokens_by_id(vocabulary: Mapping[str, int], fill: bool = False) -> tuple[str, ...]:
     """Sorts a vocabulary's tokens by id.
+
+    Args:
+        fill: whether placeholders take the ids of repeated lines of a vocab.txt, which its tokenizer.json lacks.
 
     Raises:
         UserError: the ids are not contiguous from 0.
     """
+    if fill and len(vocabulary) <= (end := max(vocabulary.values(), default=0) + 1) <= 2 * len(vocabulary):
+        missing = set(range(end)).difference(vocabulary.values())
+        vocabulary = {**vocabulary, **{placeholder(index): index for index in missing}}
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise UserError("its ids are not contiguous from 0. Give a tokenizer whose ids have no gaps")
     return tuple(sorted(vocabulary, key=vocabulary.__getitem__))
