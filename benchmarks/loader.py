@@ -84,7 +84,9 @@ def measure(input: str, tokenizer: str, peer_python: str) -> dict[str, Any]:
 
 
 def _train(input: str, directory: Path) -> Path:
-    vocabulary.train(TokenizerOptions(input, directory, vocab_size=SAMPLE_VOCABULARY, lowercase=True))
+    vocabulary.train(
+        TokenizerOptions(input, directory, vocab_size=SAMPLE_VOCABULARY, lowercase=True, strip_accents=True)
+    )
     return directory
 
 

@@ -67,7 +67,7 @@ SHARES = (0.0, 0.37, 0.999, 3.5, 40.1)  # epochs before a position
 def shards(directory: Path) -> Path:
     """Shards of the text in the repository, T=64, with a held-out part."""
     text = loader.SAMPLE
-    train(TokenizerOptions(text, directory / "vocabulary", vocab_size=2000, lowercase=True))
+    train(TokenizerOptions(text, directory / "vocabulary", vocab_size=2000, lowercase=True, strip_accents=True))
     build.build(BuildOptions(text, directory / "vocabulary", directory / "shards", 64, eval_fraction=0.05, workers=1))
     return directory / "shards"
 
@@ -260,7 +260,7 @@ def _free_port() -> int:
 def position(work: Path, more: Sequence[str]) -> None:
     """Builds shards, resumes at each position, and prints the JSON line."""
     vocabulary, built, workdir = work / "vocabulary", work / "built", work / "run"
-    train(TokenizerOptions(loader.SAMPLE, vocabulary, vocab_size=8000, lowercase=True))
+    train(TokenizerOptions(loader.SAMPLE, vocabulary, vocab_size=8000, lowercase=True, strip_accents=True))
     build.build(BuildOptions(loader.SAMPLE, vocabulary, built, 128, mask_unit="word", workers=1))
     data = loader.many_shards(built, work / "many")
     epoch = open_dataset(data, "train").rows // POSITION_ROWS

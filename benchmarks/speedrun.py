@@ -87,7 +87,14 @@ class Speedrun:
         vocabulary = self.output / "vocabulary"
         if not vocabulary.exists():
             size = f"--vocab_size={self.flags.vocab_size}"
-            run("train-tokenizer", f"--input={pattern}", f"--output={vocabulary}", size, "--lowercase")
+            run(
+                "train-tokenizer",
+                f"--input={pattern}",
+                f"--output={vocabulary}",
+                size,
+                "--lowercase",
+                "--strip_accents=yes",
+            )
         if not self.shards.exists():
             options = (
                 "--objective=doc_sentences",

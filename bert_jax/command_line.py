@@ -41,9 +41,13 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}. See: {self.prog} --help")
 
     def add_switch(self, name: str, group: argparse._ArgumentGroup | None = None, **keywords: Any) -> None:
-        """Adds --name and --noname, also --no-name, to a group; the value is None if none of them is given."""
+        """Adds --name and --noname, also --no-name, to a group; the value is None if none of them is given.
+
+        With a metavar, --name may have a value, which replaces True.
+        """
         switch = (group or self).add_mutually_exclusive_group()
-        switch.add_argument(f"--{name}", dest=name, action="store_const", const=True, default=None, **keywords)
+        kind: dict[str, Any] = {"nargs": "?"} if "metavar" in keywords else {"action": "store_const"}
+        switch.add_argument(f"--{name}", dest=name, const=True, default=None, **kind, **keywords)
         negations = f"--no{name}", f"--no-{name}"
         switch.add_argument(*negations, dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
 

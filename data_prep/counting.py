@@ -14,6 +14,7 @@ tokenizer's own rules. The result depends only on the text.
 #   and pairs. Dropping rare words instead (lossy counting) would remove unspaced text. The chunk's hash decides, not a
 #   random generator.
 
+import itertools
 import re
 import zlib
 from collections import Counter
@@ -41,7 +42,8 @@ _COMBINING = re.compile(
     "[\u0300-\u036f\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ecd\u0f71-\u0f84\u102b-\u103e\u17b4-\u17d3"
     "\u200c\u200d\u3099\u309a\ufe00-\ufe0f]"
 )
-_WORD = "\n"  # prefix of keys that are words already; no chunk contains a line end
+_TURKIC = re.compile("[\u0130\u0131]")  # İ and ı
+_WORD = "\n"  # prefix of keys that are words already; chunks that begin with it are split into words immediately
 
 
 @runtime_checkable
@@ -60,6 +62,10 @@ class WordSplitter(Protocol):
         """Counts a chunk's characters in words too long for any vocabulary of this kind."""
         return 0
 
+    def changed(self, chunk: str) -> str:
+        """A chunk lower-cased or without accents, if the tokenizer's normalization changes it so; otherwise empty."""
+        return ""
+
 
 class ChunkCounter:
     """Counts chunks of text."""
@@ -69,17 +75,21 @@ class ChunkCounter:
         self.counts: dict[str, int] = {}  # by chunk; at most max_chunks after each `add`
         self.characters = 0  # in all texts
         self.unknown = 0  # characters in words that are too long for any vocabulary
+        self.split = 0  # chunks that were split into words immediately, without white space alone
+        self.changed = 0  # those among them that normalization changes
         self.thinned = 0  # how often the counts were thinned
 
     def add(self, documents: Iterable[str]) -> None:
         """Counts the documents' chunks."""
-        for text in _blocks(documents):
-            self.characters += len(text)
-            block = Counter(self._splitter.chunks(text))
+        for texts in _blocks(documents):
+            self.characters += sum(map(len, texts)) + len(texts) - 1
+            block = Counter(itertools.chain.from_iterable(map(self._splitter.chunks, texts)))
             for chunk in list(block):
-                if len(chunk) > LONGEST_WORD or (not chunk.isascii() and _UNSPACED.search(chunk)):
+                if len(chunk) > LONGEST_WORD or chunk[0] == _WORD or (not chunk.isascii() and _UNSPACED.search(chunk)):
                     count = block.pop(chunk)
                     self.unknown += count * self._splitter.unknown(chunk)
+                    self.split += 0 if chunk.isspace() else count
+                    self.changed += count * bool(self._splitter.changed(chunk))
                     for word in self._splitter.words(chunk):
                         block[_WORD + word] += count
             counts, known = self.counts, self.counts.get  # local names, because this is the innermost loop
@@ -120,6 +130,33 @@ def count_words(chunks: Mapping[str, int], splitter: WordSplitter) -> dict[str, 
     return dict(counts)
 
 
+class Changes(NamedTuple):
+    """What lower-casing and stripping accents change."""
+
+    share: float  # of the chunks
+    example: tuple[str, str]  # the most frequent changed chunk, before and after; empty if there is none
+    turkic: float  # share of the chunks with ı or İ
+
+
+def count_changes(chunks: Mapping[str, int], splitter: WordSplitter, split: int = 0, changed: int = 0) -> Changes:
+    """Counts changed chunks.
+
+    Args:
+        split, changed: Those of a ChunkCounter, whose `counts` have no such chunks.
+    """
+    total, most, example, turkic = split, 0, ("", ""), 0
+    for chunk, count in chunks.items():
+        if chunk.startswith(_WORD) or chunk.isspace():
+            continue
+        total += count
+        turkic += count * bool(_TURKIC.search(chunk))
+        if normal := splitter.changed(chunk):
+            changed += count
+            if count > most:
+                most, example = count, (chunk.strip(), normal.strip())
+    return Changes(changed / max(total, 1), example, turkic / max(total, 1))
+
+
 def windows(word: str) -> list[str]:
     """Splits a word evenly into windows of at most LONGEST_WORD characters, never before a combining mark."""
     parts = -(-len(word) // LONGEST_WORD)
@@ -132,8 +169,8 @@ def windows(word: str) -> list[str]:
     return [word[start:end] for start, end in zip(cuts, [*cuts[1:], len(word)], strict=True)]
 
 
-def _blocks(documents: Iterable[str]) -> Iterator[str]:
-    """Joins documents by line ends, or splits them at white space, into texts of about BLOCK_CHARACTERS."""
+def _blocks(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Groups documents, or splits them at white space, into texts of about BLOCK_CHARACTERS together."""
     waiting: list[str] = []
     characters = 0
     for document in documents:
@@ -141,15 +178,15 @@ def _blocks(documents: Iterable[str]) -> Iterator[str]:
             # Line ends are preferred, because the position of a word in its line may matter.
             cut = max(document.rfind(mark, BLOCK_CHARACTERS // 2, BLOCK_CHARACTERS) for mark in "\n ")
             cut = cut if cut > 0 else BLOCK_CHARACTERS
-            yield document[:cut]
+            yield [document[:cut]]
             document = document[cut:]
         waiting.append(document)
         characters += len(document)
         if characters > BLOCK_CHARACTERS:
-            yield "\n".join(waiting)
+            yield waiting
             waiting, characters = [], 0
     if waiting:
-        yield "\n".join(waiting)
+        yield waiting
 
 
 def _hashes(chunks: Iterable[str], salt: int) -> UInt64[np.ndarray, " chunks"]:

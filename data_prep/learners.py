@@ -13,15 +13,16 @@ import sys
 import tempfile
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import normalizers, pre_tokenizers
+from tokenizers import pre_tokenizers
 
 from bert_jax.errors import UserError
 from bert_jax.tokenization import wordpiece
+from bert_jax.tokenization.byte_bpe import PRE_TOKENS, TURKIC, library_normalizer
 from bert_jax.tokenization.wordpiece import MAX_WORD_LENGTH, WordPieceSpec, library_tokenizer, split_chunks
 from data_prep import counting
 
@@ -168,11 +169,13 @@ _BORDERS = re.compile("[!-/:-@\\[-`{-~\u3001\u3002\u3400-\u4dbf\u4e00-\u9fff]")
 class WordPieceSplitter(counting.WordSplitter):
     """Splits as the tokenizer does: the library normalizes text, and splits it at punctuation and ideographs."""
 
-    def __init__(self, lowercase: bool) -> None:
+    def __init__(self, lowercase: bool, strip_accents: bool = False, turkic: bool = False) -> None:
         self._library = library_tokenizer(
-            WordPieceSpec(wordpiece.SPECIAL_TOKENS, lowercase=lowercase, strip_accents=lowercase)
+            WordPieceSpec(wordpiece.SPECIAL_TOKENS, lowercase, strip_accents, turkic=turkic)
         )
+        self._plain = library_tokenizer(WordPieceSpec(wordpiece.SPECIAL_TOKENS, False, False)).normalizer.normalize_str
         self._normalize = self._library.normalizer.normalize_str
+        self._changes = lowercase or strip_accents
         self._split = self._library.pre_tokenizer.pre_tokenize_str
 
     def chunks(self, text: str) -> list[str]:
@@ -186,6 +189,10 @@ class WordPieceSplitter(counting.WordSplitter):
             first, *others = counting.windows(word)
             yield first
             yield from (INSIDE + window for window in others)
+
+    def changed(self, chunk: str) -> str:
+        normal = self._normalize(chunk) if self._changes else ""
+        return normal if normal and normal != self._plain(chunk) else ""
 
     def unknown(self, chunk: str) -> int:
         # Most chunks are short, or short between borders, and need no slow call to the library.
@@ -257,24 +264,19 @@ def _split(word: str) -> tuple[str, str]:
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 MASK = "<mask>"
-# Steps of the `tokenizers` library that normalize text like BERT's uncased models.
-LOWERCASE = ("NFD", "Lowercase", "StripAccents")
-# All of Unicode's White_Space separates words (str.isspace would add U+001C to U+001F). A space joins the next word.
-_CHUNK = re.compile(" ?[^\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]+")
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 _WHOLE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # does not split
 
 
 class ByteSplitter(counting.WordSplitter):
-    """Splits by GPT-2's rule into words written byte by byte. Does not count white space between words."""
+    """Splits by GPT-2's rule into words written byte by byte; other white space between words is a word, too."""
 
-    def __init__(self, lowercase: bool = False) -> None:
-        steps = [getattr(normalizers, name)() for name in LOWERCASE] if lowercase else []
-        self._normalize = normalizers.Sequence(steps).normalize_str
+    def __init__(self, normalizers: Sequence[str] = ()) -> None:
+        self._normalize = library_normalizer(normalizers).normalize_str
         self._split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
 
     def chunks(self, text: str) -> list[str]:
-        return _CHUNK.findall(text)
+        return PRE_TOKENS.findall(text)
 
     def words(self, chunk: str) -> Iterator[str]:
         chunk = self._normalize(chunk)
@@ -283,6 +285,16 @@ class ByteSplitter(counting.WordSplitter):
                 yield written
             else:
                 yield from map(written_bytes, counting.windows(chunk[start:end]))
+
+    def changed(self, chunk: str) -> str:
+        normal = self._normalize(chunk)
+        return normal if normal != chunk else ""
+
+
+def byte_normalizers(lowercase: bool, strip_accents: bool, turkic: bool) -> tuple[str, ...]:
+    """The steps of a ByteBPESpec. StripAccents removes all marks, BERT's normalizer those without a width (Mn)."""
+    steps = {TURKIC: turkic, "NFD": strip_accents, "Lowercase": lowercase, "StripAccents": strip_accents}
+    return tuple(name for name, used in steps.items() if used)
 
 
 def written_bytes(text: str) -> str:
@@ -340,6 +352,9 @@ class SentencePieceSplitter(counting.WordSplitter):
     Punctuation stays, because Unigram takes every string that two chunks share as a candidate.
     """
 
+    def __init__(self, lowercase: bool = False) -> None:
+        self._lowercase = lowercase
+
     def chunks(self, text: str) -> list[str]:
         return text.split()
 
@@ -347,6 +362,10 @@ class SentencePieceSplitter(counting.WordSplitter):
         first, *others = counting.windows(chunk)
         yield BEGINNING + first
         yield from others
+
+    def changed(self, chunk: str) -> str:
+        folded = chunk.casefold() if self._lowercase else chunk
+        return folded if folded != chunk else ""
 
 
 def learn_sentence_pieces(

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bert_jax.config.options import Valid, option
+from bert_jax.config.options import Valid, option, yes_or_no
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter
 from bert_jax.storage.files import atomic_folder
 from bert_jax.tokenization.byte_bpe import ByteBPESpec
 from bert_jax.tokenization.sentencepiece_model import SentencePieceSpec
-from bert_jax.tokenization.specification import TokenizerSpec
+from bert_jax.tokenization.specification import TURKIC, TokenizerSpec
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import KINDS
 from bert_jax.tokenization.wordpiece import MAX_WORD_LENGTH, WordPieceSpec
@@ -20,6 +20,7 @@ from data_prep import counting, learners, processes
 from data_prep.readers.corpus import Corpus, Reading, find_sources, patterns
 
 _MUCH_UNKNOWN = 0.01  # of the characters
+_MANY_TURKIC = 0.02  # of the words; a fifth or more in Turkish and Azeri
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,19 @@ class TokenizerOptions(Reading):
         valid=Valid(lambda size: size > 0, "a positive number, such as 8192 or 30522"),
     )
     kind: str = option("wordpiece", "the kind of vocabulary", metavar="NAME", choices=tuple(KINDS))
-    lowercase: bool | None = option(
+    lowercase: bool | str | None = option(
         None,
-        "lower-case before anything else, and strip accents (SentencePiece: lower-case only); "
-        "default --nolowercase: keep both",
+        "lower-case before anything else; tr or az: as in Turkish and Azeri (I becomes ı, not for SentencePiece); "
+        "default --nolowercase",
+        metavar="LANGUAGE",
+        valid=Valid(lambda language: language in (True, False, *TURKIC), "no value, or tr or az"),
+    )
+    strip_accents: bool | None = option(
+        None,
+        "yes: remove marks from letters, as BERT's uncased models do, which suits English (é becomes e; in Hindi, Thai "
+        "or Vietnamese it removes vowels and tones); no, the default: keep them",
+        metavar="yes|no",
+        parser=yes_or_no,
     )
     alpha: float | None = option(
         None,
@@ -61,6 +71,20 @@ class TokenizerOptions(Reading):
         metavar="N",
         valid=Valid(lambda count: count >= 1000, "1000 or more"),
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind in ("unigram", "sentencepiece_bpe"):
+            problem = "--strip_accents yes" if self.strip_accents else f"--lowercase {self.lowercase}"
+            if self.strip_accents or self.turkic:
+                raise UserError(
+                    f"{problem} is not for --kind {self.kind}. Use --kind bpe or wordpiece, or leave it out"
+                )
+
+    @property
+    def turkic(self) -> bool:
+        """Whether text is lower-cased as in Turkish and Azeri."""
+        return self.lowercase in TURKIC
 
 
 def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
@@ -98,10 +122,12 @@ def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
 
 def _count(corpora: dict[str, Corpus], options: TokenizerOptions, quiet: bool) -> dict[str, int]:
     """Counts words. Prints the languages' shares, and warnings about refused input and too long words."""
-    splitter: counting.WordSplitter = learners.SentencePieceSplitter()
+    splitter: counting.WordSplitter = learners.SentencePieceSplitter(bool(options.lowercase))
     if options.kind in ("wordpiece", "bpe"):
-        make = learners.WordPieceSplitter if options.kind == "wordpiece" else learners.ByteSplitter
-        splitter = make(bool(options.lowercase))
+        steps = bool(options.lowercase), bool(options.strip_accents), options.turkic
+        splitter = learners.WordPieceSplitter(*steps)
+        if options.kind == "bpe":
+            splitter = learners.ByteSplitter(learners.byte_normalizers(*steps))
     limit = options.max_words // 2 if options.kind == "unigram" else options.max_words
     total = sum(corpus.total_bytes for corpus in corpora.values())
     with Reporter("counting words", total, ("MB",), quiet) as reporter:
@@ -117,10 +143,12 @@ def _count(corpora: dict[str, Corpus], options: TokenizerOptions, quiet: bool) -
             for corpus in corpora.values():
                 counter.add(documents(corpus))
             chunks = counter.counts
+            _print_changes(counting.count_changes(chunks, splitter, counter.split, counter.changed), options)
             too_long = {"the text": counter.unknown / max(counter.characters, 1)}
         else:
             texts = ((name, documents(corpus)) for name, corpus in corpora.items())
             chunks, shares = counting.count_chunks(texts, splitter, options.alpha, limit)
+            _print_changes(counting.count_changes(chunks, splitter), options)
             for share in shares:
                 print(f"{share.language}: {share.text:.2%} of the text, counted as {share.counted:.2%}")
             too_long = {share.language: share.unknown for share in shares}
@@ -142,8 +170,26 @@ def _count(corpora: dict[str, Corpus], options: TokenizerOptions, quiet: bool) -
     return words
 
 
+def _print_changes(changes: counting.Changes, options: TokenizerOptions) -> None:
+    """Prints what share of the words lower-casing and stripping accents change, and a warning about Turkish."""
+    flags = ["--lowercase"] if options.lowercase else []
+    flags += ["--strip_accents yes"] if options.strip_accents else []
+    if not flags:
+        return
+    stated = f"{' and '.join(flags)}: {changes.share:.1%} of the words change"
+    before, after = changes.example
+    print(f"{stated}, such as {before} to {after}" if before else stated, file=sys.stderr)
+    if options.lowercase is True and changes.turkic > _MANY_TURKIC:
+        print(
+            f"warning: {changes.turkic:.0%} of the words have ı or İ, as in Turkish and Azeri, where the small letter "
+            "of I is ı. Use --lowercase tr or az (--kind bpe or wordpiece), or keep capitals",
+            file=sys.stderr,
+        )
+
+
 def _learn(words: dict[str, int], options: TokenizerOptions, reporter: Reporter) -> TokenizerSpec:
     vocab_size, lowercase, coverage = options.vocab_size, bool(options.lowercase), options.character_coverage
+    steps = lowercase, bool(options.strip_accents), options.turkic
     first: list[int] = []
 
     def report(size: int) -> None:
@@ -154,10 +200,10 @@ def _learn(words: dict[str, int], options: TokenizerOptions, reporter: Reporter)
 
     if options.kind == "wordpiece":
         tokens = learners.learn_wordpiece(words, vocab_size, character_coverage=coverage, on_token=report)
-        return WordPieceSpec(tuple(tokens), lowercase=lowercase, strip_accents=lowercase)
+        return WordPieceSpec(tuple(tokens), *steps[:2], turkic=options.turkic)
     if options.kind == "bpe":
         tokens, merges = learners.learn_byte_bpe(words, vocab_size, on_token=report)
-        return ByteBPESpec(tuple(tokens), tuple(merges), normalizers=learners.LOWERCASE if lowercase else ())
+        return ByteBPESpec(tuple(tokens), tuple(merges), normalizers=learners.byte_normalizers(*steps))
     model = learners.learn_sentence_pieces(
         words,
         vocab_size,

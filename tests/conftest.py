@@ -141,7 +141,7 @@ def vocab_dir(sample_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     from data_prep.vocabulary import TokenizerOptions
 
     directory = tmp_path_factory.mktemp("tokenizer") / "vocab"
-    vocabulary.train(TokenizerOptions(sample_text, directory, vocab_size=1000, lowercase=True))
+    vocabulary.train(TokenizerOptions(sample_text, directory, vocab_size=1000, lowercase=True, strip_accents=True))
     return directory
 
 

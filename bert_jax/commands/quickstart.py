@@ -210,7 +210,9 @@ def quickstart(output: str | Path, plan: Plan | None = None) -> dict[str, Any]:
 def vocabulary(stages: Stages, plan: Plan) -> None:
     with stages.stage("Vocabulary", "Trains a WordPiece vocabulary on the text.") as entry:
         size = plan.vocabulary
-        stages.make("tokenizer", "train-tokenizer", "--lowercase", input=_text(plan), vocab_size=size)
+        stages.make(
+            "tokenizer", "train-tokenizer", "--lowercase", "--strip_accents=yes", input=_text(plan), vocab_size=size
+        )
         entry["figures"] = f"{size:,} tokens"
 
 

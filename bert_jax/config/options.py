@@ -321,8 +321,9 @@ def _parser(program: str, description: str, options: type) -> Parser:
             default = f"{field.default:g}" if isinstance(field.default, float) else field.default
             meaning = f"{meaning}; default {default}"
         meaning = meaning.replace("%", "%%")
-        if hint == bool | None:
-            parser.add_switch(field.name, group, help=meaning)
+        if hint in (bool | None, bool | str | None) and not about["parser"]:
+            value = {} if hint == bool | None else {"metavar": _metavar(field)}
+            parser.add_switch(field.name, group, help=meaning, **value)
         elif hint is bool:
             group.add_argument(*names, action="store_true", help=meaning)
         elif count := about["positional"]:
@@ -360,6 +361,13 @@ def _joined(arguments: Sequence[str], flags: Container[str]) -> list[str]:
         value = next(rest, None) if argument in flags else None
         joined.append(argument if value is None else f"{argument}={value}")
     return joined
+
+
+def yes_or_no(text: str) -> bool:
+    """Parses the value of a flag that takes yes or no."""
+    if text not in ("yes", "no"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither yes nor no")
+    return text == "yes"
 
 
 def _numbers(text: str) -> tuple[float, ...]:

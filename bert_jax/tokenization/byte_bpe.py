@@ -5,6 +5,7 @@ merges.txt. The engine encodes by that library.
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +17,13 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
 from bert_jax.storage.files import write_json
-from bert_jax.tokenization.engine import ChunkedTexts, LibraryEngine, add_tokens, template, text_tokens
+from bert_jax.tokenization.engine import ChunkedTexts, LibraryEngine, add_tokens, template, text_tokens, turkic_case
 from bert_jax.tokenization.specification import (
     BERT_ROLES,
     GPT2_ROLES,
     HASHED_IF_CHANGED,
     ROBERTA_ROLES,
+    TURKIC_STEPS,
     UNHASHED,
     AddedToken,
     Roles,
@@ -42,8 +44,10 @@ from bert_jax.tokenization.wordpiece import WHITE_SPACE
 
 # The library's normalizers that a byte-level tokenizer may have; they take no settings.
 NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents")
-# Normalizers that neither create white space nor delete characters.
-CHUNKABLE_NORMALIZERS = ("NFC", "NFD", "Lowercase")
+# bert_jax's name for several steps: ı of I and i of İ (specification.TURKIC_CASE).
+TURKIC = "TurkicCase"
+# Normalizers that neither create white space nor delete all characters between two white spaces.
+CHUNKABLE_NORMALIZERS = ("NFC", "NFD", "Lowercase", TURKIC)
 _SPACES = tuple(" \t\n\v\f\r")
 
 
@@ -55,7 +59,7 @@ class ByteBPESpec(TokenList):
     merges: tuple[tuple[str, str], ...]  # by rank
     roles: Roles = ROBERTA_ROLES
     add_prefix_space: bool = False  # whether a text's first word gets a space before it
-    normalizers: tuple[str, ...] = ()  # from NORMALIZERS, in the order in which they apply
+    normalizers: tuple[str, ...] = ()  # from NORMALIZERS, possibly after TURKIC, in the order in which they apply
     ignore_merges: bool = False  # whether pre-tokens in the vocabulary are not merged
     added: tuple[AddedToken, ...] = ()  # __post_init__ adds the roles' tokens
     adds_special_tokens: bool = field(default=True, metadata=UNHASHED)
@@ -153,7 +157,9 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
     template = _template(content, settings, roles)
     separators = 2 if roberta else template.separators
     normalizer = content.get("normalizer") or {"normalizers": []}
-    names = tuple(part["type"] for part in normalizer.get("normalizers", [normalizer]))
+    steps = normalizer.get("normalizers", [normalizer])
+    first = len(TURKIC_STEPS) if steps[: len(TURKIC_STEPS)] == TURKIC_STEPS else 0
+    names = tuple(step["type"] for step in steps[first:])
     if wrong := [name for name in names if name not in NORMALIZERS]:
         raise UserError(f"unsupported normalizer {wrong[0]}; choose from {', '.join(NORMALIZERS)}")
     spec = ByteBPESpec(
@@ -161,7 +167,7 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
         merges=tuple(_merge(merge) for merge in model["merges"]),
         roles=roles,
         add_prefix_space=bool(settings.get("add_prefix_space")) if roberta else splitter["add_prefix_space"],
-        normalizers=names,
+        normalizers=(TURKIC, *names) if first else names,
         ignore_merges=model.get("ignore_merges", False),
         added=added,
         adds_special_tokens=template.adds_special_tokens,
@@ -278,7 +284,7 @@ def _token_bytes(token: str) -> bytes:
 
 # The white-space half of GPT-2's expression: a space, or the last of several, belongs to the word that follows it.
 _SPLIT_SPACES = f" \\n{WHITE_SPACE}"
-_PRE_TOKENS = re.compile(f" ?[^{_SPLIT_SPACES}]+|[{_SPLIT_SPACES}]+(?![^{_SPLIT_SPACES}])|[{_SPLIT_SPACES}]+")
+PRE_TOKENS = re.compile(f" ?[^{_SPLIT_SPACES}]+|[{_SPLIT_SPACES}]+(?![^{_SPLIT_SPACES}])|[{_SPLIT_SPACES}]+")
 # GPT-2's expression for ASCII text.
 _ASCII_PRE_TOKENS = re.compile("'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^\t-\r A-Za-z0-9]+")
 
@@ -314,7 +320,7 @@ class ByteBPEEngine(LibraryEngine):
             elif (regular := " ".join(text.split())) != text and (not regular or text != " " + regular):
                 if self._add_prefix_space and text[0] != " ":
                     text = " " + text
-                exceptions[index] = [_key(part) for part in _PRE_TOKENS.findall(text)]
+                exceptions[index] = [_key(part) for part in PRE_TOKENS.findall(text)]
         if exceptions:
             texts = ["" if index in exceptions else text for index, text in enumerate(texts)]
         # The first chunk of a text has a space before it only if the text begins with one.
@@ -345,6 +351,12 @@ def _chunk(key: str) -> str:
     return key[1:] if key[:1] == " " else " " + key
 
 
+def library_normalizer(names: Sequence[str]) -> normalizers.Normalizer:
+    """The library's normalizer with these steps."""
+    steps = [turkic_case() if name == TURKIC else [getattr(normalizers, name)()] for name in names]
+    return normalizers.Sequence(list(itertools.chain.from_iterable(steps)))
+
+
 def library_tokenizer(spec: ByteBPESpec) -> tokenizers.Tokenizer:
     """The `tokenizers` library's tokenizer. Raises UserError if the merges do not fit the vocabulary."""
     vocabulary = {token: index for index, token in enumerate(spec.tokens)}
@@ -354,7 +366,7 @@ def library_tokenizer(spec: ByteBPESpec) -> tokenizers.Tokenizer:
         raise UserError(f"the merges do not fit the vocabulary ({error}). Download both again") from None
     library = tokenizers.Tokenizer(model)
     if spec.normalizers:
-        library.normalizer = normalizers.Sequence([getattr(normalizers, name)() for name in spec.normalizers])
+        library.normalizer = library_normalizer(spec.normalizers)
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spec.add_prefix_space)
     library.decoder = decoders.ByteLevel()
     add_tokens(library, spec.added)

@@ -18,11 +18,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import pyarrow as pa
 import tokenizers
-from tokenizers import processors
+from tokenizers import normalizers, processors
 
 from bert_jax.array_types import Int64, UInt
 from bert_jax.errors import UserError
-from bert_jax.tokenization.specification import AddedToken
+from bert_jax.tokenization.specification import TURKIC_CASE, AddedToken
 
 try:
     # Importing pyarrow.compute wraps and documents every function, which takes about 20 ms.
@@ -308,6 +308,11 @@ def portable_json(library: tokenizers.Tokenizer) -> str:
         return written
     content["model"]["merges"] = [" ".join(merge) for merge in merges]
     return json.dumps(content, ensure_ascii=False, indent=2)
+
+
+def turkic_case() -> list[normalizers.Normalizer]:
+    """Steps before lower-casing that make ı of I and i of İ, as Turkish and Azeri do."""
+    return [normalizers.Replace(old, new) for old, new in TURKIC_CASE]
 
 
 def text_tokens(added: Iterable[AddedToken]) -> re.Pattern[str] | None:

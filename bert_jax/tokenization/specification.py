@@ -24,7 +24,7 @@ from bert_jax.storage.files import read_json, write_json
 _SWITCHES = (
     *("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "add_prefix_space"),
     "split_special_tokens",
-    "replace_quotes",  # bert_jax's own
+    *("replace_quotes", "turkic_case"),  # bert_jax's own
 )
 
 
@@ -38,6 +38,14 @@ class AddedToken:
     lstrip: bool = False
     rstrip: bool = False
     normalized: bool = False
+
+
+# Languages that lower-case I to ı and İ to i, and these rules as replacements before the usual lower-casing (Unicode's
+# SpecialCasing.txt; the first rule is for a decomposed İ).
+TURKIC = ("tr", "az")
+TURKIC_CASE = (("I\u0307", "i"), ("\u0130", "i"), ("I", "\u0131"))
+# The same as steps of a normalizer in tokenizer.json.
+TURKIC_STEPS = [{"type": "Replace", "pattern": {"String": old}, "content": new} for old, new in TURKIC_CASE]
 
 
 class Roles(NamedTuple):
@@ -255,12 +263,23 @@ def write_settings(
     write_json(directory / "special_tokens_map.json", special)
 
 
-def tokens_by_id(vocabulary: Mapping[str, int]) -> tuple[str, ...]:
+def placeholder(index: int) -> str:
+    """A token for an id that no text gets: WordPiece splits text at brackets."""
+    return f"[line {index + 1}]"
+
+
+def tokens_by_id(vocabulary: Mapping[str, int], fill: bool = False) -> tuple[str, ...]:
     """Sorts a vocabulary's tokens by id.
+
+    Args:
+        fill: whether placeholders take the ids of repeated lines of a vocab.txt, which its tokenizer.json lacks.
 
     Raises:
         UserError: the ids are not contiguous from 0.
     """
+    if fill and len(vocabulary) <= (end := max(vocabulary.values(), default=0) + 1) <= 2 * len(vocabulary):
+        missing = set(range(end)).difference(vocabulary.values())
+        vocabulary = {**vocabulary, **{placeholder(index): index for index in missing}}
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise UserError("its ids are not contiguous from 0. Give a tokenizer whose ids have no gaps")
     return tuple(sorted(vocabulary, key=vocabulary.__getitem__))

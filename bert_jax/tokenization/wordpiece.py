@@ -19,11 +19,13 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.array_types import Bool, Int32, Int64, UInt8
 from bert_jax.errors import UserError
-from bert_jax.tokenization.engine import ChunkedTexts, LibraryEngine, add_tokens, template, text_tokens
+from bert_jax.progress import print_note
+from bert_jax.tokenization.engine import ChunkedTexts, LibraryEngine, add_tokens, template, text_tokens, turkic_case
 from bert_jax.tokenization.specification import (
     BERT_ROLES,
     HASHED_IF_CHANGED,
     MPNET_ROLES,
+    TURKIC_STEPS,
     UNHASHED,
     AddedToken,
     Roles,
@@ -32,6 +34,7 @@ from bert_jax.tokenization.specification import (
     check_added_ids,
     id_dtype,
     named_roles,
+    placeholder,
     refuse_contradiction,
     refuse_repeated,
     stated_separators,
@@ -52,6 +55,10 @@ _CLASSES = (
 # Longer words are unknown. `transformers` and published tokenizer.json files use 100; google-research/bert
 # (WordpieceTokenizer) uses 200.
 MAX_WORD_LENGTH = 100
+# Unicode's White_Space except " " and "\n". str.isspace also includes U+001C to U+001F.
+WHITE_SPACE = "\t\x0b\x0c\r\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
+_LINE_SPACE = " " + WHITE_SPACE
+_PREFIX = "##"  # before tokens inside words
 
 
 @dataclass(frozen=True)
@@ -63,13 +70,14 @@ class WordPieceSpec(TokenList):
     strip_accents: bool
     split_chinese: bool = True  # each CJK ideograph is a word
     clean_text: bool = True  # control characters dropped
-    continuation_prefix: str = "##"
+    continuation_prefix: str = _PREFIX
     max_word_length: int = MAX_WORD_LENGTH
     added: tuple[AddedToken, ...] = ()  # __post_init__ adds the roles' tokens
     roles: Roles = field(default=BERT_ROLES, metadata=HASHED_IF_CHANGED)
     pair_separators: int = field(default=1, metadata=HASHED_IF_CHANGED)
     adds_special_tokens: bool = field(default=True, metadata=UNHASHED)
     split_special_tokens: bool = field(default=False, metadata=UNHASHED)
+    turkic: bool = field(default=False, metadata=HASHED_IF_CHANGED)  # lower-cased as in Turkish and Azeri
 
     def __post_init__(self) -> None:
         refuse_repeated(self.tokens)
@@ -100,15 +108,17 @@ class WordPieceSpec(TokenList):
 
     def write(self, directory: Path) -> None:
         """Writes vocab.txt, tokenizer_config.json and special_tokens_map.json."""
-        # The classes in transformers that build these sequences; others come from tokenizer.json.
+        # The classes in transformers that build these sequences; others come from tokenizer.json. These classes make
+        # the normalizer from the settings, which know no Turkish.
         classes = {(BERT_ROLES, 1): "BertTokenizer", (MPNET_ROLES, 2): "MPNetTokenizer"}
-        named = classes.get((self.roles, self.pair_separators)) if self.adds_special_tokens else None
+        known = self.adds_special_tokens and not self.turkic
+        named = classes.get((self.roles, self.pair_separators)) if known else None
         config = {
             "tokenizer_class": named or "PreTrainedTokenizerFast",
             "do_lower_case": self.lowercase,
             "strip_accents": self.strip_accents,
             "tokenize_chinese_chars": self.split_chinese,
-        }
+        } | ({"turkic_case": True} if self.turkic else {})
         (directory / "vocab.txt").write_text("".join(token + "\n" for token in self.tokens), encoding="utf-8")
         write_settings(directory, config, self.roles, self.added, ends=self.roles != BERT_ROLES)
 
@@ -121,6 +131,9 @@ def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: 
             ([UNK]).
     """
     model, normalizer = content.get("model") or {}, content.get("normalizer") or {}
+    *before, last = normalizer.get("normalizers") or [normalizer]
+    if turkic := before == TURKIC_STEPS:
+        normalizer = last
     splitter = content.get("pre_tokenizer") or {}
     if normalizer.get("type") != "BertNormalizer" or splitter.get("type") != "BertPreTokenizer":
         raise UserError(
@@ -131,7 +144,7 @@ def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: 
         kind = bool | None if name == "strip_accents" else bool  # null: as lowercase
         if not isinstance(normalizer[name], kind):
             raise UserError(f"its normalizer's {name} is {normalizer[name]!r}. Change it to true or false")
-    tokens = tokens_by_id(model["vocab"])
+    tokens = tokens_by_id(model["vocab"], fill=True)
     roles = _roles(tokens, config)
     if model.get("unk_token") != roles.unk_token:
         raise UserError(f"its unknown token is {model.get('unk_token')!r}. Only {roles.unk_token} is supported")
@@ -151,6 +164,7 @@ def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: 
         roles=roles,
         pair_separators=(template and template.separators) or _pair_separators(roles, content.get("post_processor")),
         adds_special_tokens=template is None or template.adds_special_tokens,
+        turkic=turkic,
     )
     check_added_ids(content, spec.all_tokens())
     return spec
@@ -175,14 +189,10 @@ def from_lines(file: Path, config: Mapping[str, Any], lowercase: bool | None) ->
             f"with tokenizer.json, or a class of {', '.join(_CLASSES[:4])}"
         )
     try:
-        lines = file.read_bytes().decode("utf-8").removeprefix("\ufeff").split("\n")  # drops a byte order mark
+        content = file.read_bytes().decode("utf-8").removeprefix("\ufeff")  # drops a byte order mark
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 at byte {error.start}. Give a vocab.txt with one token per line") from None
-    if lines[-1] == "":
-        lines.pop()
-    tokens = tuple(line.removesuffix("\r") for line in lines)
-    if "" in tokens:
-        raise UserError(f"line {tokens.index('') + 1} is empty. Give a vocab.txt with one token per line")
+    tokens = _tokens_by_line(file, content.split("\n"))
     stated = config.get("do_lower_case")
     refuse_contradiction(lowercase, stated)
     chosen = _first(stated, lowercase, not has_capitals(tokens))
@@ -194,7 +204,41 @@ def from_lines(file: Path, config: Mapping[str, Any], lowercase: bool | None) ->
         split_chinese=_first(config.get("tokenize_chinese_chars"), True),
         roles=roles,
         pair_separators=_pair_separators(roles, None),
+        turkic=bool(config.get("turkic_case")),
     )
+
+
+def _tokens_by_line(file: Path, lines: Sequence[str]) -> tuple[str, ...]:
+    """Reads the lines as the `tokenizers` library does: without white space at their ends, and the last of equal ones.
+
+    Other equal or empty lines keep their ids, which a model has rows for, by tokens that no text contains. Empty lines
+    at the end of the file are ignored.
+    """
+    tokens = [line.removesuffix("\r") for line in lines]
+    # White space is the token itself in bert-base-chinese, whose lines 344 and 13503 are U+2028 and ##U+2028.
+    ends = [index for index, token in enumerate(tokens) if token.rstrip(_LINE_SPACE) not in (token, "", _PREFIX)]
+    for index in ends:
+        tokens[index] = tokens[index].rstrip(_LINE_SPACE)
+    while tokens and not tokens[-1]:
+        tokens.pop()
+    last = {token: index for index, token in enumerate(tokens)}
+    skipped = [index for index, token in enumerate(tokens) if not token or last[token] > index]
+    if ends:
+        _remark(f"tokenizer {file}: removed white space at the ends of lines ({len(ends)}), as transformers does")
+    if skipped:
+        _remark(
+            f"tokenizer {file}: no text gets the ids of lines that are empty or repeated later ({len(skipped)}, the "
+            f"first is line {skipped[0] + 1}), as in transformers"
+        )
+    for index in skipped:
+        tokens[index] = placeholder(index)
+    return tuple(tokens)
+
+
+@functools.cache
+def _remark(line: str) -> None:
+    """Prints a line once in a process, although commands load a tokenizer several times."""
+    print_note(line)
 
 
 def _roles(tokens: tuple[str, ...], settings: Mapping[str, Any]) -> Roles:
@@ -378,8 +422,6 @@ class LongestMatch:
 # str.split splits at these. The library first drops them in its clean-up, like other control characters.
 _DROPPED_SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
 _DROP = str.maketrans("", "", _DROPPED_SEPARATORS)
-# Unicode's White_Space except " " and "\n". str.isspace also includes U+001C to U+001F.
-WHITE_SPACE = "\t\x0b\x0c\r\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 _SPACES = dict.fromkeys(WHITE_SPACE, " ")
 _CLEANED = _SPACES | dict.fromkeys(_DROPPED_SEPARATORS, "")
 
@@ -395,6 +437,7 @@ class WordPieceEngine(LibraryEngine):
         self._spec = spec
         self._text_tokens = text_tokens(spec.added)
         normalize = self._library.normalizer.normalize_str
+        self._folds = spec.lowercase and not spec.turkic  # whether ASCII capitals become the usual small letters
         # Added tokens that are matched in normalized text, as the library looks them up.
         self._normalized = [normalize(token.content) for token in spec.added if token.normalized and not token.special]
 
@@ -406,13 +449,13 @@ class WordPieceEngine(LibraryEngine):
                     exceptions[index] = None
             texts = ["" if index in exceptions else text for index, text in enumerate(texts)]
         block = replaced(lines(texts), _CLEANED if self._spec.clean_text else _SPACES)
-        return ChunkedTexts(block, marks=True, fold=self._spec.lowercase, exceptions=exceptions)
+        return ChunkedTexts(block, marks=True, fold=self._folds, exceptions=exceptions)
 
     def _has_normalized_token(self, text: str) -> bool:
         if not self._normalized:
             return False
         # Printable ASCII is at most lower-cased. The library's normalization takes about as long as its encoding.
-        if text.isascii() and text.isprintable():
+        if text.isascii() and text.isprintable() and not self._spec.turkic:
             normal = text.lower() if self._spec.lowercase else text
         else:
             normal = self._library.normalizer.normalize_str(text)
@@ -452,6 +495,8 @@ def library_tokenizer(spec: WordPieceSpec) -> tokenizers.Tokenizer:
         strip_accents=spec.strip_accents,
         lowercase=spec.lowercase,
     )
+    if spec.turkic:
+        library.normalizer = normalizers.Sequence([*turkic_case(), library.normalizer])
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece(prefix=spec.continuation_prefix)
     add_tokens(library, spec.added)

@@ -56,6 +56,24 @@ def test_tokens_and_merges_are_those_of_the_library(sample_text):
         assert ours.encode(document).ids == theirs.encode(document).ids
 
 
+def test_white_space_of_code_is_learned_as_the_library_learns_it():
+    draw = random.Random(0)
+    documents = []
+    for name in ("parse", "write", "read", "merge") * 20:
+        lines = [f"{draw.choice(['', '    ', '        ', chr(9), chr(9) * 2])}{name}(x,  y)" for _ in range(12)]
+        documents.append(draw.choice(["\n", "\n\n", "\r\n"]).join(lines) + draw.choice(["", "\n", "  \n\n"]))
+        documents.append("   " + documents[-1].replace(" ", "\u00a0\u3000"))
+    size = 420
+    tokens, merges = learners.learn_byte_bpe(byte_counts(documents), size)
+    theirs = tokenizers.ByteLevelBPETokenizer()
+    theirs.train_from_iterator(documents, size - 5, min_frequency=2, show_progress=False)
+    assert set(tokens) - {*SPECIAL_TOKENS, MASK} == set(theirs.get_vocab())
+    assert {"\u0120\u0120\u0120", "\u010a\u0120\u0120\u0120", "\u010d\u010a"} <= set(tokens)
+    ours = library(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
+    for document in documents:
+        assert ours.encode(document).tokens == theirs.encode(document).tokens
+
+
 @given(text=st.text(max_size=60))
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_bytes_are_written_as_the_library_writes_them(text):

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import unicodedata
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from tokenizer_kinds import CHINESE, THAI
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from bert_jax.commands import train_tokenizer
+from bert_jax.config.options import parse
 from bert_jax.errors import UserError
 from bert_jax.storage.files import MARKER
 from bert_jax.tokenization import tokenizer
@@ -280,6 +282,63 @@ def test_command_trains_and_teaches(kind, sample_text, tmp_path, capsys):
     with pytest.raises(SystemExit):
         train_tokenizer.main(["--help"])
     assert "bert-jax train-tokenizer --input" in capsys.readouterr().out
+
+
+MARKED = ["हिन्दी का वाक्य", "Tiếng Việt Đà", "한국어 문장", "Größe Öl", "ガギグ", "IŞIK İçin", "El Niño"]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+@pytest.mark.parametrize("lowercase", [False, True, "tr", "az"])
+@pytest.mark.parametrize("strip_accents", [False, True, None])
+def test_marks_are_stripped_only_if_asked_for(kind, lowercase, strip_accents, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("\n".join(MARKED * 5), encoding="utf-8")
+    options = TokenizerOptions(tmp_path / "text.txt", tmp_path / "words", 400, kind, lowercase, strip_accents)
+    trained = vocabulary.train(options)
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "words" / "tokenizer.json"))
+    changed = 0
+    for text in MARKED:
+        wanted = text
+        if lowercase in ("tr", "az"):
+            wanted = wanted.replace("İ", "i").replace("I", "ı")
+        if lowercase:
+            wanted = wanted.lower()
+        if strip_accents:
+            marks = ("Mn",) if kind == "wordpiece" else ("Mn", "Mc", "Me")  # BERT's rule, the library's StripAccents
+            wanted = "".join(c for c in unicodedata.normalize("NFD", wanted) if unicodedata.category(c) not in marks)
+        ids = trained.encode(text).tolist()
+        assert trained.decode(ids).strip() == wanted and trained.unk_id not in ids
+        assert library.encode(text, add_special_tokens=False).ids == ids
+        changed += sum(after != before for after, before in zip(wanted.split(), text.split(), strict=True))
+    assert tokenizer.load(tmp_path / "words").content_hash == trained.content_hash
+    told = capsys.readouterr().err
+    flags = ["--lowercase"] * bool(lowercase) + ["--strip_accents yes"] * bool(strip_accents)
+    words = sum(len(text.split()) for text in MARKED)
+    if flags:
+        assert f"{' and '.join(flags)}: {changed / words:.1%} of the words change, such as " in told
+    assert ("of the words change" in told) == bool(flags)
+    assert ("Use --lowercase tr or az" in told) == (lowercase is True)
+
+
+def test_sentencepiece_refuses_what_it_cannot_do(tmp_path):
+    for refused in ({"lowercase": "tr"}, {"strip_accents": True}):
+        with pytest.raises(
+            UserError, match=r"is not for --kind unigram\. Use --kind bpe or wordpiece, or leave it out"
+        ):
+            TokenizerOptions("text.txt", tmp_path, 400, "unigram", **refused)
+    with pytest.raises(UserError, match=r"--lowercase is de\. Use no value, or tr or az"):
+        TokenizerOptions("text.txt", tmp_path, 400, lowercase="de")
+
+
+def test_flags_of_casing_are_parsed():
+    def parsed(*flags: str) -> tuple[object, object]:
+        options = parse("x", "", TokenizerOptions, ["--input=a", "--output=b", "--vocab_size=9", *flags])
+        return options.lowercase, options.strip_accents
+
+    assert parsed() == (None, None) and parsed("--lowercase") == (True, None) and parsed("--nolowercase")[0] is False
+    assert parsed("--lowercase", "tr", "--strip_accents", "yes") == ("tr", True)
+    assert parsed("--lowercase=az", "--strip_accents=no") == ("az", False)
+    with pytest.raises(UserError, match="'maybe' is neither yes nor no"):
+        parsed("--strip_accents=maybe")
 
 
 def test_other_files_are_read_as_examples_are(sample_text, tmp_path, capsys):
