@@ -38,6 +38,7 @@ class LoadedModel:
     average: str = ""  # the average of a run's parameters that was read (open_checkpoint.read_params)
     training: Mapping[str, Any] = field(default_factory=dict)  # the run's configuration
     metrics: Mapping[str, Any] = field(default_factory=dict)  # the run's result.json
+    card: Mapping[str, Any] = field(default_factory=dict)  # metadata that its card keeps (card_metadata.KEPT)
     data: Sequence[Mapping[str, Any]] = ()  # the contents of a pretraining run's shards (bert_jax/data/phases.py)
 
     def rounded(self, dtype: str) -> "LoadedModel":
