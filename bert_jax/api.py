@@ -202,17 +202,21 @@ class Model:
             return evaluation.evaluate(self.loaded, file, mesh=mesh, **options)
 
     @naming_arguments()
-    def save(self, folder: str | Path, format: str = "hf", dtype: str = "") -> None:
+    def save(
+        self, folder: str | Path, format: str = "hf", dtype: str = "", language: str = "", license: str = ""
+    ) -> None:
         """Writes the model to a new folder.
 
         Args:
             format: hf, sentence_transformers, orbax, stablehlo or onnx; `bert-jax export --help` describes them.
             dtype: float32, bfloat16 or int8, if the format has a choice.
+            language: The languages of the model, for its card, such as tr or tr,en.
+            license: The license, for its card, such as apache-2.0.
 
         Raises:
             UserError: The folder exists, or the format cannot hold the model.
         """
-        export.export_loaded(self.loaded, folder, format, dtype=dtype)
+        export.export_loaded(export.with_card(self.loaded, language, license), folder, format, dtype=dtype)
 
     def __repr__(self) -> str:
         config, loaded = self.config, self.loaded

@@ -6,6 +6,7 @@ A phase reads one data set, or a mixture of several (data/mixture.py). `PhasedLo
 
 import bisect
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -391,8 +392,15 @@ def summarize(phases: Sequence[Phase]) -> list[dict[str, Any]]:
                 "objective": manifest["objective"],
                 "masking": {name: manifest["masking"][name] for name in ("kind", "unit", "rate")},
                 "input_files": len(manifest["sources"]),
-                "input": [PurePath(source["path"]).name for source in manifest["sources"][:FILES]],
+                "input": [_source_name(source["path"]) for source in manifest["sources"][:FILES]],
                 "input_bytes": sum(source["bytes"] for source in manifest["sources"]),
             }
             records.append(record)
     return records
+
+
+def _source_name(path: str) -> str:
+    """A file's name; with its data set if that is public, on the Hugging Face Hub."""
+    name = PurePath(path).name
+    hub = re.match(r"hf://datasets/([^/@]+/[^/@]+)", path)
+    return f"hf:{hub[1]}/{name}" if hub else name

@@ -1,5 +1,6 @@
 """Exports models to other software's formats, and converts them to bert_jax format, a workdir."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from bert_jax.errors import UserError
@@ -26,6 +27,8 @@ def export(
     part: str = "",
     base: str = "",
     dtype: str = "",
+    language: str = "",
+    license: str = "",
 ) -> LoadedModel:
     """Exports a checkpoint; the output folder appears complete or not at all.
 
@@ -37,6 +40,8 @@ def export(
             the orbax format holds both, and others the discriminator.
         base: The Hugging Face folder that peft adapters refer to; empty for the run's init_from.
         dtype: One of DTYPES[format]; empty for the default that `--help` describes.
+        language: For the model card: codes of languages, such as tr or tr,en; empty for those of the base model.
+        license: For the model card: the Hub's name of a license, such as apache-2.0; empty for that of the base model.
 
     Raises:
         UserError: An option is unknown, the output exists, or the checkpoint cannot be opened.
@@ -44,7 +49,14 @@ def export(
     # Reading a checkpoint can take minutes, so wrong options are refused first.
     _check_options(output, format, dtype, base)
     loaded = open_checkpoint(checkpoint, average, merged=format != "peft")
-    return export_loaded(loaded, output, format, part, dtype, base)
+    return export_loaded(with_card(loaded, language, license), output, format, part, dtype, base)
+
+
+def with_card(loaded: LoadedModel, language: str = "", license: str = "") -> LoadedModel:
+    """Sets the languages (codes, such as tr,en) and the license in a model's card; empty texts change nothing."""
+    codes = [code.strip() for code in language.split(",") if code.strip()]
+    given = {"language": codes[0] if len(codes) == 1 else codes, "license": license}
+    return replace(loaded, card={**loaded.card, **{key: value for key, value in given.items() if value}})
 
 
 def export_loaded(

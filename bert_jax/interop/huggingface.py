@@ -19,8 +19,8 @@ from rich.console import Console
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
+from bert_jax.interop import card_metadata, sentence_transformers
 from bert_jax.interop import family as families
-from bert_jax.interop import sentence_transformers
 from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.family import COUNTED, Family
 from bert_jax.interop.loaded_model import LoadedModel, load_vocabulary
@@ -263,7 +263,8 @@ def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: Safet
     # but a task of adapters over their base model's files.
     if settings and (task is None or (task["kind"] == sentence_transformers.KIND and settings == origin)):
         task = {"name": "own", **(task or {}), **sentence_transformers.read_task(settings, model, words)}
-    return LoadedModel(model, heads, params, words, task, dtype=weights.dtype, origin=str(origin))
+    card = card_metadata.read(origin)
+    return LoadedModel(model, heads, params, words, task, dtype=weights.dtype, origin=str(origin), card=card)
 
 
 def _match_token_types(

@@ -113,7 +113,7 @@ def write_description(
     folder: Path,
     dtype: str,
     parameters: int,
-    loading: str,
+    loading: str | model_card.Loading,
     vectors: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a folder's files except weights: config.json, the tokenizer, and README.md, the model card.
@@ -135,7 +135,7 @@ def write_description(
         sentence_transformers.write(vectors, loaded.model.width, folder)
     text = json.dumps(values, indent=2, sort_keys=True) + "\n"
     (folder / huggingface.CONFIG_FILE).write_text(text, encoding="utf-8")
-    _save_tokenizer(loaded, folder)
+    save_tokenizer(loaded, folder)
     card = model_card.render(loaded, family, class_name, parameters, loading)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
@@ -301,7 +301,7 @@ def task_fields(loaded: LoadedModel) -> dict[str, Any]:
     return values
 
 
-def _save_tokenizer(loaded: LoadedModel, directory: Path) -> None:
+def save_tokenizer(loaded: LoadedModel, directory: Path) -> None:
     """Writes the tokenizer's files so that transformers builds and truncates sequences as this model expects."""
     words, types = loaded.vocabulary, loaded.model.segment_types > 1
     Tokenizer(words.spec).save(directory)

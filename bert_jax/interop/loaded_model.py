@@ -39,6 +39,7 @@ class LoadedModel:
     training: Mapping[str, Any] = field(default_factory=dict)  # the run's configuration
     metrics: Mapping[str, Any] = field(default_factory=dict)  # the run's result.json
     starts: Sequence[Mapping[str, Any]] = ()  # the run's run.json (train/run_record.py)
+    card: Mapping[str, Any] = field(default_factory=dict)  # metadata that its card keeps (card_metadata.KEPT)
     data: Sequence[Mapping[str, Any]] = ()  # the contents of a pretraining run's shards (bert_jax/data/phases.py)
 
     def rounded(self, dtype: str) -> "LoadedModel":

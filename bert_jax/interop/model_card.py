@@ -5,15 +5,15 @@ Cards are published, so they name files and folders only by the last part of the
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
+from bert_jax.interop import card_metadata
 from bert_jax.interop.family import Family, head_names
 from bert_jax.interop.loaded_model import MOVING_AVERAGE, LoadedModel
 from bert_jax.model.layers import unflatten
 from bert_jax.storage import location
 from bert_jax.storage.files import IN_MEMORY
 from bert_jax.tokenization.vocabulary import KINDS
-from bert_jax.train.evaluation import is_threshold
 from bert_jax.train.metrics import duration
 from bert_jax.train.optim import overrides_weight_decay
 from bert_jax.train.workdir import CHECKPOINTS
@@ -29,6 +29,9 @@ _PIPELINES = {
     "mlm": "fill-mask",
     "lm": "text-generation",
 }
+
+# The libraries in whose folders a missing pooler matters.
+_WITH_POOLER = (TRANSFORMERS, SENTENCE_TRANSFORMERS)
 
 # Keys of result.json that are no scores, with their titles.
 _EFFORT = {"step": "steps taken", "tokens": "tokens seen", "seconds": "time of training"}
@@ -75,7 +78,22 @@ _WITH_SENTENCE_TRANSFORMERS = (
 UNLABELLED = {"question": "a span of the context", "embedding": "a vector of each text"}  # answers by kind of task
 
 
-def render(loaded: LoadedModel, family: Family, class_name: str, parameters: int, loading: str) -> str:
+class Loading(NamedTuple):
+    """How a folder is loaded."""
+
+    library: str  # by the Hub's name
+    section: str  # Markdown with a snippet
+    pipeline: str = ""  # the Hub's name of its task; empty for that of the model's head
+    tags: tuple[str, ...] = ()
+
+
+def pipeline_tag(loaded: LoadedModel) -> str:
+    """The Hub's name of a model's task."""
+    names = head_names(loaded.heads)
+    return next((name for part, name in _PIPELINES.items() if part in names), "feature-extraction")
+
+
+def render(loaded: LoadedModel, family: Family, class_name: str, parameters: int, loading: str | Loading) -> str:
     """Renders the model card as Markdown, without sections that would be empty.
 
     Args:
@@ -83,20 +101,22 @@ def render(loaded: LoadedModel, family: Family, class_name: str, parameters: int
         family: Its family.
         class_name: Its class in transformers.
         parameters: The number of parameters in the file.
-        loading: The library that loads it, TRANSFORMERS or SENTENCE_TRANSFORMERS, or a section on another way.
+        loading: TRANSFORMERS or SENTENCE_TRANSFORMERS, or another way.
     """
     model = loaded.model
-    names = head_names(loaded.heads)
-    library = TRANSFORMERS
-    pipeline = next((name for part, name in _PIPELINES.items() if part in names), "feature-extraction")
     if loading == TRANSFORMERS:
-        loading = (
+        section = (
             f"```python\nfrom transformers import AutoTokenizer, {class_name}\n\n"
             'tokenizer = AutoTokenizer.from_pretrained("PATH")\n'
             f'model = {class_name}.from_pretrained("PATH")\n```\n\n' + _tagging_call(loaded) + _WITH_BERT_JAX
         )
+        loading = Loading(TRANSFORMERS, section)
     elif loading == SENTENCE_TRANSFORMERS:
-        library, pipeline, loading = SENTENCE_TRANSFORMERS, "sentence-similarity", _WITH_SENTENCE_TRANSFORMERS
+        loading = Loading(SENTENCE_TRANSFORMERS, _WITH_SENTENCE_TRANSFORMERS, "sentence-similarity")
+    assert isinstance(loading, Loading)
+    library, section, pipeline, tags = loading
+    counted = "parameters of adapters" if library == "peft" else "parameters"
+    pipeline = pipeline or pipeline_tag(loaded)
     kind = "language model (left to right)" if model.causal else "encoder"
     case = "uncased" if loaded.vocabulary.lowercase else "cased"
     average = ""
@@ -110,10 +130,10 @@ def render(loaded: LoadedModel, family: Family, class_name: str, parameters: int
         labels = ", ".join(f"`{label}`" for label in loaded.task["labels"]) or unlabelled
         task = ["## Task", f"{loaded.task['name']} ({loaded.task['kind']}). Answers: {labels}."]
     sections = [
-        f"---\nlibrary_name: {library}\npipeline_tag: {pipeline}\ntags:\n- {family.model_type}\n- bert_jax\n---",
+        card_metadata.front_matter(loaded, library, pipeline, [family.model_type, "bert_jax", *tags], class_name),
         f"# {class_name}",
         f"A {family.title} {kind} of {model.layers} layers, width {model.width}, {model.heads} attention heads and "
-        f"{parameters:,} parameters, for up to {model.max_positions} tokens, with an {case} "
+        f"{parameters:,} {counted}, for up to {model.max_positions} tokens, with an {case} "
         f"{KINDS[loaded.vocabulary.kind]} vocabulary of {loaded.vocabulary.vocab_size:,}. Exported by bert_jax"
         + (f" after {loaded.step:,} steps of training." if loaded.step else ".")
         + average,
@@ -122,9 +142,9 @@ def render(loaded: LoadedModel, family: Family, class_name: str, parameters: int
         *_section("Training", ("setting", "value"), _training_rows(loaded)),
         *_section("Evaluation", ("metric", "value"), list(_scores(loaded.metrics).items())),
         "## How to load it",
-        loading,
+        section,
         "## Limits",
-        "\n".join(f"- {limit}" for limit in _limits(loaded, family, class_name)),
+        "\n".join(f"- {limit}" for limit in _limits(loaded, family, class_name if library in _WITH_POOLER else "")),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -238,21 +258,11 @@ def _without_folders(value: Any) -> Any:
 
 def _scores(metrics: Mapping[str, Any]) -> dict[str, str]:
     """The scores in result.json by name: numbers, or means ± standard deviations over seeds."""
-    scores: dict[str, str] = {}
-    for name, value in metrics.items():
-        if name in (*_EFFORT, "steps", "counts", "start", "best", "baseline"):
-            continue
-        if not isinstance(value, Mapping):
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                scores[name] = _number(value)
-        # A group of metrics, such as `metrics` of a fine-tuning run.
-        elif "mean" not in value:
-            scores |= _scores(value)
-        elif value["mean"] is not None and not is_threshold(name):  # a metric of a task
-            spread = f" ± {_number(value['std'])}" if value.get("std") is not None else ""
-            seeds = len(value.get("values", ()))
-            scores[name] = _number(value["mean"]) + spread + (f" ({seeds} seeds)" if seeds > 1 else "")
-    return scores
+    shown = {}
+    for name, (value, deviation, seeds) in card_metadata.scores(metrics).items():
+        spread = f" ± {_number(deviation)}" if deviation is not None else ""
+        shown[name] = _number(value) + spread + (f" ({seeds} seeds)" if seeds > 1 else "")
+    return shown
 
 
 def _limits(loaded: LoadedModel, family: Family, class_name: str) -> list[str]:
@@ -267,7 +277,7 @@ def _limits(loaded: LoadedModel, family: Family, class_name: str) -> list[str]:
             "first token.",
         ),
         (
-            lacks_pooler and class_name != family.base_class,
+            lacks_pooler and class_name not in ("", family.base_class),
             'It has no pooler. For hidden states alone, use `AutoModel.from_pretrained("PATH", '
             "add_pooling_layer=False)`; without this, `pooler_output` is random, as a warning of transformers says.",
         ),

@@ -26,7 +26,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jaxtyping import Array
 
 from bert_jax.errors import UserError, install_hint
-from bert_jax.interop import huggingface_export, sentence_transformers, stablehlo
+from bert_jax.interop import huggingface_export, model_card, sentence_transformers, stablehlo
 from bert_jax.interop.huggingface import ONNX_FOLDER
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.stablehlo import Outputs, Program, input_names
@@ -60,6 +60,14 @@ tokenizer = AutoTokenizer.from_pretrained("PATH")
 session = onnxruntime.InferenceSession("PATH/{ONNX_FOLDER}/FILE")
 inputs = dict(tokenizer(["Some text.", "More text."], padding=True, return_tensors="np"))
 outputs = dict(zip([one.name for one in session.get_outputs()], session.run(None, inputs)))
+```
+
+"""
+_IN_BROWSER = """```js
+import { pipeline } from "@huggingface/transformers";
+
+const run = await pipeline("TASK", "PATH");
+console.log(await run("Some text."));
 ```
 
 """
@@ -125,7 +133,10 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "") -> dict[s
             for dtype, differences in measured.items()
             for name, difference in differences.items()
         ]
-        loading = _LOADING.replace("FILE", FILES[next(iter(measured))]) + "\n".join((_DIFFERENCES, *rows))
+        pipeline = model_card.pipeline_tag(loaded)
+        in_browser = "" if pipeline == "text-generation" else _IN_BROWSER.replace("TASK", pipeline)
+        section = in_browser + _LOADING.replace("FILE", FILES[next(iter(measured))]) + "\n".join((_DIFFERENCES, *rows))
+        loading = model_card.Loading("transformers.js", section, tags=("onnx",))
         count = sum(value.size for value in loaded.params.values())
         huggingface_export.write_description(loaded, unfinished, "float32", count, loading, settings)
     return measured

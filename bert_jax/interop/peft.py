@@ -3,22 +3,24 @@
 adapter_config.json         rank, scale and targets, and the base model: a Hugging Face folder, or a name of the Hub
 adapter_model.safetensors   lora_A [r, in] and lora_B [out, r] of each matrix; whole modules, such as the classifier
 task.json                   architectures, labels and task, as in a Hugging Face config.json; only bert_jax writes it
+
+Next to them are the tokenizer, README.md, and for vectors the files of sentence-transformers.
 """
 
 import math
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.interop import card_metadata, huggingface, model_card, sentence_transformers
 from bert_jax.interop import family as families
-from bert_jax.interop import huggingface, sentence_transformers
 from bert_jax.interop.family import LAYERS, Entry, Family, check_fixed
 from bert_jax.interop.huggingface import SafetensorsFolder, save_tensors
-from bert_jax.interop.huggingface_export import class_for, family_for, task_fields
+from bert_jax.interop.huggingface_export import class_for, family_for, save_tokenizer, task_fields, written_vectors
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.sentence_transformers import read_optional
 from bert_jax.model import lora
@@ -252,8 +254,31 @@ def write(loaded: LoadedModel, directory: str | Path, base: str = "") -> None:
     with atomic_folder(directory) as unfinished:
         write_json(unfinished / CONFIG_FILE, values)
         write_json(unfinished / TASK_FILE, {"architectures": [class_name], **task_fields(loaded)})
+        save_tokenizer(loaded, unfinished)
+        if vectors := written_vectors(loaded):
+            sentence_transformers.write(vectors, loaded.model.width, unfinished)
+        count = sum(value.size for value in (tensors | changed).values())
+        card = model_card.render(loaded, family, class_name, count, _loading(loaded, class_name, values))
+        (unfinished / card_metadata.CARD_FILE).write_text(card, encoding="utf-8")
         named = {f"{PREFIX}{family.full_name(bare, class_name)}": value for bare, value in (tensors | changed).items()}
         save_tensors(named, unfinished / WEIGHTS_FILE)
+
+
+def _loading(loaded: LoadedModel, class_name: str, values: Mapping[str, Any]) -> model_card.Loading:
+    """The model card's section on how to load the adapters on their base model."""
+    # The base model's labels are others, or none.
+    outputs = loaded.heads.classes or loaded.heads.tags
+    further = f", num_labels={outputs}" if outputs else ""
+    base = values["base_model_name_or_path"]
+    section = (
+        f"The base model is `{PurePath(base).name if Path(base).is_absolute() else base}`.\n\n"
+        f"```python\nfrom peft import PeftModel\nfrom transformers import AutoTokenizer, {class_name}\n\n"
+        'tokenizer = AutoTokenizer.from_pretrained("PATH")\n'
+        f'base = {class_name}.from_pretrained("BASE"{further})\n'
+        'model = PeftModel.from_pretrained(base, "PATH")\n```\n\n'
+        f"`{TASK_FILE}` has the labels by output. bert_jax takes the folder as `--checkpoint`."
+    )
+    return model_card.Loading("peft", section, tags=("lora",))
 
 
 def _read_base(folder: Path, loaded: LoadedModel) -> LoadedModel:

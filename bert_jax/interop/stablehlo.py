@@ -19,8 +19,10 @@ from jaxtyping import Array, Float, Int, Shaped
 from bert_jax.config import to_dict
 from bert_jax.errors import UserError
 from bert_jax.interop import sentence_transformers
+from bert_jax.interop.card_metadata import front_matter
 from bert_jax.interop.huggingface import PROGRAMS_FILE, report, save_tensors
 from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.model_card import pipeline_tag
 from bert_jax.model import layers, outputs
 from bert_jax.model.bert import Bert, bind
 from bert_jax.model.heads.basic import pool_rows, unit_vectors
@@ -235,7 +237,9 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
         save_tensors(params, unfinished / PARAMETERS_FILE)
         Tokenizer(words.spec).save(unfinished / TOKENIZER)
         write_json(unfinished / PROGRAMS_FILE, description)
-        readme = _readme(loaded, dtype, list(programs)[-1], vectors)
+        name = Path(loaded.origin).name or "model"
+        metadata = front_matter(loaded, "jax", pipeline_tag(loaded), ["stablehlo", "bert_jax"], name)
+        readme = f"{metadata}\n\n{_readme(loaded, dtype, list(programs)[-1], vectors)}"
         (unfinished / "README.md").write_text(readme, encoding="utf-8")
 
 

@@ -396,7 +396,7 @@ _FILES = {
     "tokenizer": _TOKENIZER,
     "checkpoint": (
         *("model*.safetensors", "model.safetensors.index.json", "adapter_*", "task.json"),
-        *("modules.json", "sentence_*_config.json", "config_sentence_transformers.json"),
+        *("README.md", "modules.json", "sentence_*_config.json", "config_sentence_transformers.json"),
         *("*_Pooling/*", "*_Normalize/*"),
         *_TOKENIZER,
     ),

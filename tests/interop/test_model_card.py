@@ -1,13 +1,16 @@
 """A model card tells of the run what its workdir records, and names no folder of the machine that trained it."""
 
+import dataclasses
 import json
 
+import huggingface_hub
 import pytest
+from huggingface_hub import ModelCard
 from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax.config import PretrainDataConfig
 from bert_jax.data.manifest import read_manifest
-from bert_jax.data.phases import open_phases, summarize
+from bert_jax.data.phases import _source_name, open_phases, summarize
 from bert_jax.interop import export
 from bert_jax.interop.families.bert import BERT
 from bert_jax.interop.model_card import TRANSFORMERS, render
@@ -200,3 +203,86 @@ def test_only_the_step_that_a_run_results_in_has_its_scores(tmp_path):
     for folder, scores in (("run", {"step": 20, "eval_mlm_loss": 3.25}), ("run/checkpoints/0", {})):
         assert open_checkpoint(tmp_path / folder).metrics == scores
     assert open_checkpoint(tmp_path / "run" / "checkpoints" / "20").metrics
+
+
+def metadata_of(folder):
+    """The card's metadata as huggingface_hub reads and checks them."""
+    return ModelCard.load(folder / "README.md").data
+
+
+def test_the_metadata_have_scores_data_and_base_model_as_the_hub_reads_them(tmp_path):
+    result = {"metrics": {"f1": {"mean": 0.8125, "std": 0.015, "values": [0.8, 0.825]}, "mcc": {"mean": float("nan")}}}
+    training = {
+        "init_from": "hf:google-bert/bert-base-cased",
+        "task": {
+            "train": "hf://datasets/stars/reviews@main/a.csv",
+            "dev": "/home/me/dev.csv",
+            "columns": {"text": "x"},
+        },
+    }
+    task = {"name": "own", "kind": "classification", "labels": ["bad", "good"]}
+    loaded = random_checkpoint(tmp_path / "words", odd_config(), Heads(pooler=True, classes=2), task=task)
+    export.write(dataclasses.replace(loaded, training=training), tmp_path / "workdir")
+    (tmp_path / "workdir" / "result.json").write_text(json.dumps(result))
+    export.export(tmp_path / "workdir", tmp_path / "out", language="tr, en", license="mit")
+    data = metadata_of(tmp_path / "out")
+    assert (data.language, data.license, data.library_name) == (["tr", "en"], "mit", "transformers")
+    assert (data.base_model, data.datasets) == ("google-bert/bert-base-cased", ["stars/reviews"])
+    assert (data.pipeline_tag, data.metrics) == ("text-classification", ["f1"])
+    [score] = data.eval_results
+    assert (score.metric_type, score.metric_value, score.task_type) == ("f1", 0.8125, "text-classification")
+    assert (score.dataset_type, score.dataset_name) == ("stars/reviews", "dev.csv")
+    # A run that begins with this run, and one that begins with its export, inherit what it did not say itself.
+    export.export(tmp_path / "out", tmp_path / "again")
+    assert metadata_of(tmp_path / "again").to_dict().items() >= {"license": "mit", "language": ["tr", "en"]}.items()
+    for index, start in enumerate(("workdir", "out", "workdir/checkpoints/0")):
+        further = dataclasses.replace(loaded, training={"init_from": str(tmp_path / start)})
+        export.export_loaded(further, tmp_path / f"further{index}")
+        data = metadata_of(tmp_path / f"further{index}")
+        assert data.base_model == "google-bert/bert-base-cased" and data.license == ("mit" if start == "out" else None)
+        assert not data.datasets and "/" not in str(data.get("model_name"))
+
+
+def test_a_license_and_a_single_language_are_those_of_the_base_model_s_card_in_the_cache(tmp_path, monkeypatch):
+    card = tmp_path / "README.md"
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: str(card))
+    loaded = random_checkpoint(tmp_path / "words", odd_config(), Heads(mlm=True), training={"init_from": "hf:a/b"})
+    for index, (text, wanted) in enumerate(
+        (
+            ("---\nlanguage: tr\nlicense: apache-2.0\nbase_model: c/d\n---\nText.", ("tr", "apache-2.0")),
+            ("---\nlanguage:\n- tr\n- en\nlicense: other\n---", (None, "other")),
+            ("---\n]: [\n---", (None, None)),
+            ("No metadata.", (None, None)),
+        )
+    ):
+        card.write_text(text)
+        export.export_loaded(loaded, tmp_path / str(index))
+        data = metadata_of(tmp_path / str(index))
+        assert (data.language, data.license, data.base_model) == (*wanted, "a/b")
+
+
+def test_files_of_data_sets_of_the_hub_keep_their_name(tmp_path):
+    assert (
+        _source_name("hf://datasets/wikimedia/wikipedia@refs%2Fconvert/tr/0.parquet")
+        == "hf:wikimedia/wikipedia/0.parquet"
+    )
+    assert _source_name("/home/me/text.txt") == "text.txt"
+    data = (source("wiki", input=["hf:wikimedia/wikipedia/0.parquet"]), source("own"))
+    loaded = random_checkpoint(
+        tmp_path / "words", odd_config(), Heads(mlm=True), data=data, metrics={"eval_mlm_loss": 2.5}
+    )
+    export.export_loaded(loaded, tmp_path / "out")
+    read = metadata_of(tmp_path / "out")
+    assert read.datasets == ["wikimedia/wikipedia"] and read.pipeline_tag == "fill-mask"
+    assert [(score.metric_name, score.dataset_name) for score in read.eval_results] == [("eval_mlm_loss", "wiki, own")]
+
+
+@pytest.mark.parametrize(
+    ("format", "library", "tag"),
+    [("sentence_transformers", "sentence-transformers", "bert"), ("stablehlo", "jax", "stablehlo")],
+)
+def test_each_format_names_its_library(tmp_path, format, library, tag):
+    loaded = random_checkpoint(tmp_path / "words", odd_config(layers=1), Heads(), card={"license": "mit"})
+    export.export_loaded(loaded, tmp_path / "out", format)
+    data = metadata_of(tmp_path / "out")
+    assert (data.library_name, data.license) == (library, "mit") and {tag, "bert_jax"} <= {*data.tags}

@@ -20,7 +20,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop import export as bert_jax_export
 from bert_jax.interop import huggingface, huggingface_export, peft, sentence_transformers
 from bert_jax.interop.export import export
-from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.loaded_model import LoadedModel, load_vocabulary
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import bert, layers, lora
 from bert_jax.model.heads.config import Heads
@@ -186,8 +186,12 @@ def test_the_settings_of_vectors_are_written_and_read_with_their_adapters(tmp_pa
     huggingface_export.write_sentence_transformer(dataclasses.replace(base, task=others), tmp_path / "base")
     task = VECTORS | {"query_prompt": "query: ", "prompts": [["query", "query: "]]}
     peft.write(trained(base, Heads(), tmp_path / "base", task=task), tmp_path / "adapters")
-    assert open_checkpoint(tmp_path / "adapters").task == task
-    (tmp_path / "adapters" / "task.json").unlink()
+    read = open_checkpoint(tmp_path / "adapters").task
+    assert {key: read[key] for key in task} == task
+    described = sentence_transformers.read_task(tmp_path / "adapters", base.model, base.vocabulary)
+    assert {"name": "own", **described} == read
+    for file in ("task.json", "modules.json"):
+        (tmp_path / "adapters" / file).unlink()
     for pooling in ("max", "last"):
         assert open_checkpoint(tmp_path / "adapters").task["pooling"] == pooling
         if pooling == "max":
@@ -343,3 +347,16 @@ def test_what_is_no_adapter_is_not_exported_as_one(tmp_path):
     with pytest.raises(UserError, match="needs the Hugging Face folder of the base model"):
         export(run, tmp_path / "out", "peft", base=str(run))
     assert not (tmp_path / "out").exists()
+
+
+def test_adapters_come_with_their_tokenizer_labels_and_a_card(tmp_path):
+    base = random_checkpoint(tmp_path / "words", odd_config(), Heads())
+    huggingface_export.write(base, tmp_path / "base")
+    task = {"name": "own", "kind": "classification", "labels": ["a", "b", "c"], "max_length": 16}
+    peft.write(trained(huggingface.read(tmp_path / "base"), HEADS, tmp_path / "base", task=task), tmp_path / "adapters")
+    words = load_vocabulary(tmp_path / "adapters", base.model)
+    assert words.spec == load_vocabulary(tmp_path / "base", base.model).spec
+    assert json.loads((tmp_path / "adapters" / "task.json").read_text())["id2label"] == {"0": "a", "1": "b", "2": "c"}
+    card = (tmp_path / "adapters" / "README.md").read_text()
+    assert "library_name: peft\n" in card and "- lora\n" in card and "PeftModel.from_pretrained(base, " in card
+    assert "Answers: `a`, `b`, `c`" in card and "num_labels=3" in card and str(tmp_path) not in card
