@@ -66,6 +66,7 @@ class PhasedLoader:
         batches: StepSchedule[int],
         seed: int,
         rates: StepSchedule[float] | None = None,
+        masking: MaskingConfig | None = None,
     ) -> None:
         _check_phases(phases)
         segments = batch_segments(batches, [phase.first for phase in phases])
@@ -89,6 +90,7 @@ class PhasedLoader:
                 read=before,
                 seed=seed,
                 rates=rates,
+                masking=masking,
                 lanes=lanes,
                 readers={fingerprint: cache.read for fingerprint, cache in self._caches.items()},
             )
