@@ -32,11 +32,11 @@ from bert_jax.model import layers
 from bert_jax.model.bert import Bert, bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.pretraining import pretrain as run_pretraining
-from bert_jax.progress import is_watched
+from bert_jax.progress import is_watched, print_note, quietly
 from bert_jax.storage.files import IN_MEMORY, as_typed
 from bert_jax.storage.location import PREFIX, absolute, location, model_address
 from bert_jax.tasks import evaluation, fill_mask, prediction
-from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, EncodeOptions, checked_texts, report_truncated, settings_of
+from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, EncodeOptions, checked_texts, settings_of
 from bert_jax.tasks.evaluation import EvaluateOptions
 from bert_jax.tasks.fill_mask import Filled
 from bert_jax.tasks.finetuning import finetune as run_finetuning
@@ -55,10 +55,19 @@ class Model:
         loaded: The parameters in host memory, by path, and everything else in the checkpoint. They are copied to the
             devices once.
         result: The content of result.json, if `finetune` returned this model.
+        truncated: The number of texts that encode and predict have truncated so far.
     """
 
     def __init__(self, loaded: LoadedModel, result: Mapping[str, Any] | None = None) -> None:
         self.loaded, self.result = loaded, dict(result or {})
+        self.truncated = 0
+
+    def _count_truncated(self, count: int, limit: int) -> None:
+        """Adds to `truncated`, and logs the number when it is the first, and when it has another digit."""
+        before, self.truncated = self.truncated, self.truncated + count
+        if count and (not before or len(str(self.truncated)) > len(str(before))):
+            were = "1 text was" if self.truncated == 1 else f"{self.truncated:,} texts so far were"
+            print_note(f"{were} longer than {limit} tokens and truncated")
 
     @property
     def config(self) -> ModelConfig:
@@ -105,15 +114,16 @@ class Model:
         return Model(dataclasses.replace(self.loaded, params=flat, **unknown))
 
     @naming_arguments()
-    def encode(self, texts: str | Iterable[Any], **options: Any) -> Float32[np.ndarray, "..."]:
+    def encode(self, texts: str | Iterable[Any], *, quiet: bool = False, **options: Any) -> Float32[np.ndarray, "..."]:
         """Returns a vector [W] of a text, or the vectors [N, W] of several; a tuple is a pair of texts.
 
-        By default, the settings are those of a sentence-transformers folder, otherwise the mean of the last layer. The
-        number of truncated texts is printed.
+        By default, the settings are those of a sentence-transformers folder, otherwise the mean of the last layer.
+        Truncated texts are counted in `truncated`; lines at the first, the 10th, the 100th ... report their number.
 
             model.encode(["A good book.", "A bad one."], pool="cls", normalize=True)
 
         Args:
+            quiet: Whether to show only warnings.
             options: layers, pool, normalize, prompt, prompt_name, max_length, truncate_dim, batch_size and
                 compute_dtype, as flags of `bert-jax embed --help`. tasks.embedder.EncodeOptions has types and defaults.
 
@@ -129,8 +139,9 @@ class Model:
             )
         several = [texts] if isinstance(texts, str) else checked_texts(texts)
         embedder = Embedder(self.loaded, settings, batch_size=given.batch_size, compute_dtype=given.compute_dtype)
-        vectors = embedder.arrays(several)["embeddings"]
-        report_truncated(embedder, len(several))
+        with quietly(quiet):
+            vectors = embedder.arrays(several)["embeddings"]
+            self._count_truncated(embedder.truncated, settings.max_length)
         return vectors[0] if isinstance(texts, str) else vectors
 
     # A str is an Iterable[str], too; the first overload that fits counts.
@@ -152,16 +163,28 @@ class Model:
         return filled[0] if isinstance(sentences, str) else filled
 
     @overload
-    def predict(self, inputs: str, *, columns: Mapping[str, str] | None = None, **options: Any) -> Prediction: ...
+    def predict(
+        self, inputs: str, *, columns: Mapping[str, str] | None = None, quiet: bool | None = None, **options: Any
+    ) -> Prediction: ...
 
     @overload
     def predict(
-        self, inputs: Iterable[Any] | Path, *, columns: Mapping[str, str] | None = None, **options: Any
+        self,
+        inputs: Iterable[Any] | Path,
+        *,
+        columns: Mapping[str, str] | None = None,
+        quiet: bool | None = None,
+        **options: Any,
     ) -> list[Prediction]: ...
 
     @naming_arguments()
     def predict(
-        self, inputs: str | Iterable[Any] | Path, *, columns: Mapping[str, str] | None = None, **options: Any
+        self,
+        inputs: str | Iterable[Any] | Path,
+        *,
+        columns: Mapping[str, str] | None = None,
+        quiet: bool | None = None,
+        **options: Any,
     ) -> Prediction | list[Prediction]:
         """Returns the prediction for a text, or those for several texts or objects, or for a file, in order.
 
@@ -169,6 +192,8 @@ class Model:
 
         Args:
             columns: Names the columns of text and text_pair in objects or a file, if they are not those of training.
+            quiet: Whether to show only warnings; by default, a terminal or notebook shows progress. Truncated texts
+                are counted as for encode.
             options: form, words, all_scores, on_error, batch_size, max_length, compute_dtype and null_threshold, as
                 flags of `bert-jax predict --help`. tasks.prediction.PredictOptions has types and defaults.
 
@@ -176,11 +201,17 @@ class Model:
             UserError: As `bert_jax.tasks.prediction.predict` does.
         """
         several = [inputs] if isinstance(inputs, str) else inputs
-        predictions = prediction.predict(self.loaded, several, columns=columns, **options)
+        count = self._count_truncated
+        with quietly(bool(quiet)):
+            predictions = prediction.predict(
+                self.loaded, several, columns=columns, quiet=quiet, on_truncated=count, **options
+            )
         return predictions[0] if isinstance(inputs, str) else predictions
 
     @naming_arguments()
-    def evaluate(self, data: Table, *, mesh: MeshConfig | None = None, **options: Any) -> dict[str, Any]:
+    def evaluate(
+        self, data: Table, *, mesh: MeshConfig | None = None, quiet: bool = False, **options: Any
+    ) -> dict[str, Any]:
         """Returns the metrics of a fine-tuned model on labelled data, of a pretrained one on shards, or of retrieval.
 
             model.evaluate(rows, text="review", label="stars", metrics=["macro_f1"])
@@ -188,6 +219,7 @@ class Model:
         Args:
             data: What `finetune` takes as dev, shards, or a folder in BEIR's layout (`bert-jax evaluate --help`).
             mesh: The number of devices on each mesh axis; by default, rows are sharded over all devices.
+            quiet: Whether to show only warnings.
             options: batch_size, compute_dtype, max_rows, pseudo_perplexity, any_part, max_length, truncate_dim,
                 skip_self, metrics, positive, null_threshold, label_map, text, text_pair and label, as flags of
                 `bert-jax evaluate --help`. tasks.evaluation.EvaluateOptions has types and defaults.
@@ -197,17 +229,25 @@ class Model:
         """
         # The columns decide how data in memory is written to a file; evaluate reads the other options.
         columns = from_keywords(EvaluateOptions, options).columns
-        with tempfile.TemporaryDirectory(prefix=IN_MEMORY) as temporary:
+        with tempfile.TemporaryDirectory(prefix=IN_MEMORY) as temporary, quietly(quiet):
             file = measured_file(data, Path(temporary) / "data.jsonl", self.loaded, columns)
             return evaluation.evaluate(self.loaded, file, mesh=mesh, **options)
 
     @naming_arguments()
     def save(
-        self, folder: str | Path, format: str = "hf", dtype: str = "", language: str = "", license: str = ""
+        self,
+        folder: str | Path,
+        format: str = "hf",
+        dtype: str = "",
+        language: str = "",
+        license: str = "",
+        *,
+        quiet: bool = False,
     ) -> None:
         """Writes the model to a new folder.
 
         Args:
+            quiet: Whether to show only warnings.
             format: hf, sentence_transformers, orbax, stablehlo or onnx; `bert-jax export --help` describes them.
             dtype: float32, bfloat16 or int8, if the format has a choice.
             language: The languages of the model, for its card, such as tr or tr,en.
@@ -216,7 +256,8 @@ class Model:
         Raises:
             UserError: The folder exists, or the format cannot hold the model.
         """
-        export.export_loaded(export.with_card(self.loaded, language, license), folder, format, dtype=dtype)
+        with quietly(quiet):
+            export.export_loaded(export.with_card(self.loaded, language, license), folder, format, dtype=dtype)
 
     def __repr__(self) -> str:
         config, loaded = self.config, self.loaded
@@ -231,7 +272,7 @@ class Model:
         return f"Model({', '.join(parts)})"
 
 
-def load(source: str | Path, *, average: str = "") -> Model:
+def load(source: str | Path, *, average: str = "", quiet: bool = False) -> Model:
     """Opens a workdir, a step in it, an export, a Hugging Face folder, or a model of the Hugging Face Hub by its name.
 
     A path that exists is never looked up on the Hub. Files of the Hub are kept in its cache, and HF_HOME, HF_ENDPOINT,
@@ -239,13 +280,15 @@ def load(source: str | Path, *, average: str = "") -> Model:
 
     Args:
         average: The average of a workdir's parameters to read: ema or last:K (`bert-jax embed --help`).
+        quiet: Whether to show only warnings.
 
     Raises:
         UserError: There is no such checkpoint, or `open_checkpoint` cannot open it.
     """
     enable_compilation_cache()
     address = str(model_address(source))
-    loaded = open_checkpoint(address, average, average_key="average")
+    with quietly(quiet):
+        loaded = open_checkpoint(address, average, average_key="average")
     # The origin stays valid when the program changes its folder, and a path is never taken for a name on the Hub.
     origin = address if address.startswith(PREFIX) else str(absolute(location(loaded.origin)))
     return Model(dataclasses.replace(loaded, origin=origin))
@@ -262,6 +305,7 @@ def finetune(
     kind: str = "",
     workdir: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
+    quiet: bool = False,
 ) -> Model:
     """Fine-tunes a model on a table and returns it; `result` of the returned model has the metrics on dev.
 
@@ -276,6 +320,7 @@ def finetune(
             default, a temporary folder.
         overrides: Configuration keys and their values, such as {"optimizer.learning_rate": 3e-5},
             {"optimizer": {"learning_rate": 3e-5}} or {"task.labels": ["bad", "good"]}.
+        quiet: Whether to show only warnings.
 
     Raises:
         UserError: As `bert_jax.tasks.finetuning.finetune` does; data in memory has no rows, a column of the task has
@@ -302,9 +347,10 @@ def finetune(
             name: data_file(data, kept / f"{name}.jsonl", config.task) for name, data in tables.items()
         }
         config = dataclasses.replace(config, task=dataclasses.replace(config.task, **files))
-        result = run_finetuning(config, folder, recipe="own")
-        # The temporary folder is about to be removed, so no path of it is kept.
-        loaded = load(workdir).loaded if workdir else dataclasses.replace(open_checkpoint(folder), origin="")
+        with quietly(quiet):
+            result = run_finetuning(config, folder, recipe="own")
+            # The temporary folder is about to be removed, so no path of it is kept.
+            loaded = load(workdir).loaded if workdir else dataclasses.replace(open_checkpoint(folder), origin="")
         return Model(loaded, result)
 
 
@@ -315,6 +361,7 @@ def pretrain(
     data: str | Path = "",
     overrides: Mapping[str, Any] | None = None,
     hooks: Sequence[Hook] = (),
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Pretrains a model and returns the content of result.json; `load(workdir)` opens it.
 
@@ -327,6 +374,7 @@ def pretrain(
         data: The shards (data.train); build_examples makes them.
         overrides: Configuration keys and their values, as for finetune; for a recipe.
         hooks: Called between steps: bert_jax.train.hooks.Hook, see docs/extending.md.
+        quiet: Whether to show only warnings.
 
     Raises:
         UserError: As `bert_jax.pretraining.pretrain` does.
@@ -338,7 +386,8 @@ def pretrain(
         config = config_lib.from_values(PretrainConfig, recipe, keys, overrides or {})
     elif keys or overrides:
         raise UserError("data and overrides change a recipe; set them in the configuration that you pass")
-    return run_pretraining(config, workdir, hooks=hooks, recipe=recipe)
+    with quietly(quiet):
+        return run_pretraining(config, workdir, hooks=hooks, recipe=recipe)
 
 
 @naming_arguments()

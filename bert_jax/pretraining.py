@@ -91,7 +91,8 @@ def make_run(config: PretrainConfig, workdir: Location) -> tuple[Run, PhasedLoad
     objective = objective if distilled is None else distilled.objective
     batches = batch_schedule(config.batch_schedule, config.batch_size)
     rates = mask_rates(config.data.mask_rate, config.data.mask_schedule, config.data.mask_shape)
-    train = PhasedLoader(phases, vocabulary, batches=batches, seed=config.seed, rates=rates)
+    masking = config.data.masking
+    train = PhasedLoader(phases, vocabulary, batches=batches, seed=config.seed, rates=rates, masking=masking)
     length = TokenLength(config.tokens, train.tokens_before) if config.tokens else None
     rows, preset = config.evaluation_rows(min(batches.values)), config.model.preset
     loaders = [

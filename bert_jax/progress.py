@@ -1,8 +1,14 @@
-"""Progress of a long job, on stderr: a bar on a terminal, otherwise a line from time to time."""
+"""What long jobs say: progress, information and warnings, through the logger "bert_jax".
 
+Lines go to stderr, unless the program configures this logger: with a handler of its own, its lines go there and to the
+handlers of the root logger; a level above INFO shows only warnings. On a terminal, progress is a bar.
+"""
+
+import contextlib
+import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,10 +18,52 @@ _SECONDS_BETWEEN_LINES = 15.0
 _SECONDS_BETWEEN_UPDATES = 0.5
 
 
+LOGGER = logging.getLogger("bert_jax")
+WARNING = "warning: "  # begins lines of this level, and stands before them on stderr
+
+
+class _Stderr(logging.Handler):
+    """Writes lines to what sys.stderr is at the time, which a progress bar or a notebook may replace."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        mark = WARNING if record.levelno >= logging.WARNING else ""
+        print(f"{mark}{record.getMessage()}", file=sys.stderr, flush=True)
+
+
+def _logger() -> logging.Logger:
+    """Returns the logger; the first call gives it the handler for stderr, unless the program has configured it."""
+    # jax's libraries give the root logger a handler, so it does not tell whether the program configured anything.
+    if not LOGGER.handlers:
+        LOGGER.addHandler(_Stderr())
+        LOGGER.propagate = False
+        if LOGGER.level == logging.NOTSET:
+            LOGGER.setLevel(logging.INFO)
+    return LOGGER
+
+
 def print_note(line: str, quiet: bool = False) -> None:
-    """Prints one line of information or a warning on stderr."""
+    """Logs one line of information, or a warning if it begins so."""
     if not quiet:
-        print(line, file=sys.stderr, flush=True)
+        level = logging.WARNING if line.startswith(WARNING) else logging.INFO
+        _logger().log(level, "%s", line.removeprefix(WARNING))
+
+
+def is_quiet() -> bool:
+    """Whether progress and information are not shown."""
+    return not _logger().isEnabledFor(logging.INFO)
+
+
+@contextlib.contextmanager
+def quietly(quiet: bool = True) -> Iterator[None]:
+    """Shows only warnings while a `with` block runs, if `quiet`."""
+    logger = _logger()
+    level = logger.level
+    if quiet:
+        logger.setLevel(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def is_watched() -> bool:
@@ -38,7 +86,7 @@ class Reporter:
         self._job = job
         self._total = max(total, 1)
         self._rates = rates
-        self._quiet = quiet
+        self._quiet = quiet = quiet or is_quiet()
         self._started = self._last_shown = time.monotonic()
         self._interval = _SECONDS_BETWEEN_LINES
         self._done: float = 0
@@ -87,7 +135,7 @@ class Reporter:
             # The time left follows from the speed of this run alone.
             share, here = min(done / self._total, 1.0), (done - self._before) / self._total
             left = f"{seconds * (1 - share) / here:.0f} s left" if here > 0 else "time left unknown"
-            print(f"{self._job}: {share:6.1%}  {status}  {left}", file=sys.stderr, flush=True)
+            print_note(f"{self._job}: {share:6.1%}  {status}  {left}")
 
 
 def _memory() -> int:

@@ -10,7 +10,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import as_completed
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 from bert_jax.data.manifest import MANIFEST, PAIRS, PARTS, read_manifest
 from bert_jax.errors import UserError
-from bert_jax.progress import Reporter
+from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.files import SUFFIXES as COMPRESSED
 from bert_jax.storage.files import refuse_existing, write_atomic
 from bert_jax.storage.remote import is_remote
@@ -148,7 +147,7 @@ def _run(
                 before += record.counts["documents"]
 
     if (resumed := jobs.finished_units(job.directory)) and not quiet:
-        print(f"resuming {job.directory}: {resumed} units are finished", file=sys.stderr)
+        print_note(f"resuming {job.directory}: {resumed} units are finished")
     work = functools.partial(worker.build_unit, arguments, cache)
     engine = functools.partial(engines.run, directory=job.directory, options=options.engine_options)
     with Reporter("building examples", corpus.total_bytes, ("MB", "M tokens"), quiet) as reporter:

@@ -8,12 +8,12 @@ import hashlib
 import itertools
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bert_jax.data.manifest import PAIRS, read_unigram_counts
+from bert_jax.progress import print_note
 from bert_jax.storage.files import as_typed, read_blocks
 from bert_jax.storage.remote import find_files
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -109,7 +109,8 @@ def print_summary(
         f"{tokens / 1e6 / seconds:.2f} M tokens/s",
         *output_lines(job.output, manifest, job.tokenizer, splitter.moved_to_train),
     ]
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    for line in lines:
+        print_note(line)
 
 
 def output_lines(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer, moved_to_train: int = 0) -> list[str]:
@@ -266,4 +267,4 @@ def print_cache_summary(cache: TokenCache, tokenizer_hash: str, records: Sequenc
     unit = 2 * sum(record.counts["tokens"] for record in records) // max(len(records), 1)
     if held < len(records) and cache.bytes() + unit > cache.limit:
         line += "; it is full: raise --token_cache_gb, or remove files that are no longer used"
-    print(line, file=sys.stderr, flush=True)
+    print_note(line)

@@ -1,14 +1,13 @@
 """Trains a tokenizer on text: the same text and options give the same bytes."""
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bert_jax.config.options import Valid, option, yes_or_no
 from bert_jax.errors import UserError
-from bert_jax.progress import Reporter
+from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.files import atomic_folder
 from bert_jax.tokenization.byte_bpe import ByteBPESpec
 from bert_jax.tokenization.sentencepiece_model import SentencePieceSpec
@@ -112,10 +111,9 @@ def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
         trained = Tokenizer(content)
         trained.save(folder)
     if trained.vocab_size < options.vocab_size:
-        print(
+        print_note(
             f"warning: the text gives {trained.vocab_size} tokens, fewer than --vocab_size {options.vocab_size}: "
-            "nothing else occurs twice. Use more text, or this size",
-            file=sys.stderr,
+            "nothing else occurs twice. Use more text, or this size"
         )
     return trained
 
@@ -155,14 +153,13 @@ def _count(corpora: dict[str, Corpus], options: TokenizerOptions, quiet: bool) -
         words = counting.count_words(chunks, splitter)
     for name, corpus in corpora.items():
         for reason, count in corpus.refused.items():
-            print(f"warning: {name}: {count} documents or rests of files skipped: {reason}", file=sys.stderr)
+            print_note(f"warning: {name}: {count} documents or rests of files skipped: {reason}")
     for name, unknown in too_long.items():
         if unknown > _MUCH_UNKNOWN:
-            print(
+            print_note(
                 f"warning: {unknown:.0%} of {name} is in words of more than {MAX_WORD_LENGTH} characters, each of "
                 "which WordPiece makes one [UNK], as in Thai and Khmer, which put no space between words. Use --kind "
-                "unigram",
-                file=sys.stderr,
+                "unigram"
             )
     if not words:
         first = next(source.path for corpus in corpora.values() for source in corpus.sources)

@@ -6,6 +6,7 @@ import datetime
 import decimal
 import errno
 import fnmatch
+import inspect
 import json
 import os
 import re
@@ -100,10 +101,42 @@ def test_a_model_computes_what_the_commands_compute(model, folder):
     assert model.fill_mask(sentences[0], top=3) == fill_mask(folder, sentences[:1], 3)[0]
 
 
+def test_truncated_texts_are_counted_and_not_reported_at_each_request(folder, capsys):
+    service = bert_jax.load(folder, quiet=True)
+    for _ in range(12):
+        service.encode(["good " * 30, "good"], max_length=8)
+    assert service.truncated == 12
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "1 text was longer than 8 tokens and truncated",
+        "10 texts so far were longer than 8 tokens and truncated",
+    ]
+    service.encode(["good " * 30] * 90, max_length=8, quiet=True)
+    assert service.truncated == 102 and capsys.readouterr().err == ""
+
+
+def test_every_function_that_prints_can_be_quiet():
+    functions = [bert_jax.load, bert_jax.finetune, bert_jax.pretrain, bert_jax.train_tokenizer, bert_jax.build_examples]
+    functions += [bert_jax.Model.encode, bert_jax.Model.predict, bert_jax.Model.evaluate, bert_jax.Model.save]
+    for function in functions:
+        assert "quiet" in inspect.signature(function).parameters, function
+
+
+def test_a_quiet_run_prints_nothing_but_warnings(model, tmp_path, capfd):
+    rows = [{"review": f"good {index % 7}", "stars": "ab"[index % 2]} for index in range(40)]
+    keys = {"epochs": 1, "batch_size": 8, "task.max_length": 8, "task.dev_share": 0.0}
+    tuned = bert_jax.finetune(model, rows, text="review", label="stars", overrides=keys, quiet=True)
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("warning: no dev file, and task.dev_share=0")
+    tuned.predict(["good"] * 3, quiet=True)
+    tuned.evaluate(rows, quiet=True)
+    assert capfd.readouterr().err == ""
+
+
 def test_encode_reports_truncated_texts_and_advises_a_call_that_works(model, capsys):
     longer = "the cat sat " * 20
     model.encode([longer, "a dog"], max_length=8)
-    assert "1 of 2 texts are longer than 8 tokens; truncated" in capsys.readouterr().err
+    assert "1 text was longer than 8 tokens and truncated" in capsys.readouterr().err
     model.encode(["a dog"])
     assert not capsys.readouterr().err
     with pytest.raises(UserError, match="one vector of each text") as refused:

@@ -12,7 +12,10 @@ ROOT = Path(__file__).parent.parent
 # As in docs/architecture.md: a package imports packages of its own layer and of those above it. Modules that no layer
 # names are the last layer: the commands, and the functions of `import bert_jax`.
 LAYERS = (
-    ("bert_jax.errors", "bert_jax.command_line", "bert_jax.host", "bert_jax.shapes", "bert_jax.array_types"),
+    (
+        *("bert_jax.errors", "bert_jax.command_line", "bert_jax.extensions", "bert_jax.host"),
+        *("bert_jax.shapes", "bert_jax.array_types"),
+    ),
     ("bert_jax.progress",),
     ("bert_jax.config", "bert_jax.storage"),
     ("bert_jax.tokenization",),

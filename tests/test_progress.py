@@ -1,13 +1,14 @@
 """The progress of a long job on stderr."""
 
 import io
+import logging
 import re
 import sys
 
 import pytest
 
 from bert_jax import progress
-from bert_jax.progress import Reporter
+from bert_jax.progress import LOGGER, Reporter, print_note, quietly
 
 LINE = r"counting words:  25\.0%  2\.50 MB/s  1,250 tokens/s  \d+ MB of memory  45 s left\n"
 
@@ -67,3 +68,53 @@ def test_the_time_left_is_unknown_at_the_start(clock: list[float], capsys: pytes
         clock[0] += 100
         reporter.update(0, 0)
     assert "time left unknown" in capsys.readouterr().err
+
+
+@pytest.fixture
+def logger(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
+    """The logger as a new process has it."""
+    monkeypatch.setattr(LOGGER, "handlers", [])
+    monkeypatch.setattr(LOGGER, "propagate", True)
+    before = LOGGER.level
+    LOGGER.setLevel(logging.NOTSET)
+    yield LOGGER
+    LOGGER.setLevel(before)
+
+
+def test_lines_go_to_stderr_by_their_level(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    print_note("read 5% of the rows")
+    print_note("warning: rows are missing")
+    assert capsys.readouterr().err == "read 5% of the rows\nwarning: rows are missing\n"
+    logger.setLevel(logging.WARNING)
+    print_note("read 5% of the rows")
+    print_note("warning: rows are missing")
+    assert capsys.readouterr().err == "warning: rows are missing\n"
+
+
+def test_a_program_takes_the_lines(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    print_note("so far")
+    print_note("warning: too few")
+    assert [(record.levelname, record.getMessage()) for record in records] == [
+        ("INFO", "so far"),
+        ("WARNING", "too few"),
+    ]
+    assert capsys.readouterr().err == "" and logger.propagate and len(logger.handlers) == 1
+
+
+def test_quietly_shows_only_warnings_and_ends(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="x"), quietly():
+        print_note("hidden")
+        print_note("warning: shown")
+        raise ValueError("x")
+    with quietly(False):
+        print_note("shown, too")
+    assert capsys.readouterr().err == "warning: shown\nshown, too\n"
+    logger.setLevel(logging.ERROR)
+    with quietly():
+        print_note("warning: hidden, as the program asked for")
+    assert capsys.readouterr().err == "" and logger.level == logging.ERROR

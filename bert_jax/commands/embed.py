@@ -17,7 +17,6 @@ from bert_jax.train.compilation import enable_compilation_cache
 DESCRIPTION = f"""Computes the vectors of texts and writes them to a NumPy file, or to a folder of shards.
 
   bert-jax embed --checkpoint CHECKPOINT --input texts.txt --output vectors.npz --layers last --pool mean
-  bert-jax embed --checkpoint CHECKPOINT --input texts.csv --text review --output vectors.parquet
   bert-jax embed --checkpoint CHECKPOINT --input texts.jsonl --output vectors --format npy --dtype float16
 
 --input   a UTF-8 file, plain or compressed, whose name decides the form (or --form): .jsonl and .ndjson (an object on

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import bert_jax.lineage  # noqa: F401 (adds its encoders to the choices)
 from bert_jax.config import FinetuneConfig, PretrainConfig
+from bert_jax.config.loading import KEYS, OTHER_WORDS
 from bert_jax.config.options import Key, keys, option, parse
 from bert_jax.errors import UserError
 
@@ -16,6 +17,7 @@ DESCRIPTION = """Lists the keys that --config.KEY=VALUE sets, with type, default
   bert-jax keys                     all keys
   bert-jax keys learning_rate       keys whose name or meaning matches this regular expression
   bert-jax keys '^task\\.crf'
+  bert-jax keys num_train_epochs    the key that a word of another library, or a short flag, means
 
 Keys that only one command has are marked [pretrain] or [finetune]. A recipe may have other defaults. In model.*, None
 keeps the value of model.preset.
@@ -52,7 +54,12 @@ class Options:
 
 def main(arguments: Sequence[str]) -> None:
     pattern = parse("bert-jax keys", DESCRIPTION, Options, arguments).pattern
+    pattern = pattern.removeprefix("--").removeprefix("config.")
     listed = matches(pattern)
+    if not listed and (meant := {**OTHER_WORDS, **KEYS}.get(pattern, "")):
+        if meant.startswith("--"):
+            raise UserError(f"{pattern} is no key here, but the flag {meant}: see bert-jax pretrain --help")
+        listed = matches(f"^{re.escape(meant)}$")
     if not listed:
         raise UserError(f"no key or meaning matches {pattern!r}. `bert-jax keys` lists all")
     width = shutil.get_terminal_size().columns

@@ -65,6 +65,8 @@ def listing() -> str:
         lines += [f"{job}:"]
         lines += [f"  {name:{width}}  {description}" for name, description in listed.items()]
         lines += [""]
+    lines += ["--import FILE, in every command, first runs a Python file that adds a task, an objective, a masking"]
+    lines += ["rule or an optimizer (docs/extending.md)."]
     lines += ["bert-jax COMMAND --help explains a command; bert-jax --version prints the version."]
     return "\n".join(lines)
 

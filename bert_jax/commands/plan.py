@@ -9,6 +9,7 @@ from bert_jax import config as config_lib
 from bert_jax.config import PretrainConfig
 from bert_jax.config.options import at_least, check, option, parse_known
 from bert_jax.errors import UserError
+from bert_jax.progress import print_note
 
 DESCRIPTION = """Compiles a recipe's training step for TPUs or GPUs, and needs none. It reports whether the step fits
 the memory, how long a step and the whole run take, and how fast the input must be (docs/plan.md).
@@ -71,7 +72,11 @@ def main(arguments: Sequence[str]) -> None:
     from bert_jax.reporting import document as reporting_document
     from bert_jax.reporting import page
     from bert_jax.storage.files import write_json
+    from bert_jax.train.run_size import many_rows
 
+    recipe = config_lib.from_flags(PretrainConfig, options.config)
+    if longer := many_rows(config, recipe, options.config):
+        print_note(longer)
     config, vocab_size = with_architecture(config, options.vocab_size)
     rows = RowSpec.of(config, options.seq_len, vocab_size)
     estimated = estimate(config, open_topology(options.topology, options.slices), rows)

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from bert_jax.command_line import Parser
 from bert_jax.errors import UserError, flag, naming_arguments
+from bert_jax.extensions import import_file
 
 T = TypeVar("T")
 REQUIRED: Any = dataclasses.MISSING
@@ -340,8 +341,19 @@ def _parser(program: str, description: str, options: type) -> Parser:
                 metavar=_metavar(field),
                 help=meaning,
             )
+    about_import = "first run this Python file of an extension (docs/extending.md)"
+    groups["options"].add_argument(
+        "--import", action=_Import, metavar="FILE", default=argparse.SUPPRESS, help=about_import
+    )
     groups["options"].add_argument("-h", "--help", action="help", help="show this help and exit")
     return parser
+
+
+class _Import(argparse.Action):
+    """Imports the file of --import at once, since it may add kinds and choices for later arguments."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, _: str | None = None) -> None:
+        import_file(values)
 
 
 def _in_usage(field: dataclasses.Field[Any]) -> str:

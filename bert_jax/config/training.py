@@ -111,6 +111,22 @@ class DistillConfig:
 
 
 @dataclass(frozen=True)
+class MaskingConfig(Kinds):
+    """The choice of the tokens that training predicts, with dynamic masks. Held-out rows have the masks of the shards.
+
+    Extensions add kinds, and their functions to bert_jax.data.masking.choices.MASKINGS.
+    """
+
+    def __post_init__(self) -> None:
+        check(self, "config.data.masking.")
+
+
+@dataclass(frozen=True)
+class ShardMasking(MaskingConfig, kind="shards"):
+    """By the rule of the shards (bert-jax build-examples --mask_unit)."""
+
+
+@dataclass(frozen=True)
 class PretrainDataConfig:
     """Shards, their mixtures and phases, and the rate of dynamic masks in training.
 
@@ -159,6 +175,9 @@ class PretrainDataConfig:
             lambda size: 0 <= size < math.inf,
             "a number of bytes, such as 8e9, or 0 for a full permutation of local shards",
         ),
+    )
+    masking: MaskingConfig = group(
+        ShardMasking, "which tokens training predicts; held-out rows always have the masks of the shards"
     )
     mask_rate: float | None = option(None, "such as 0.2; None: the rate of the shards")
     mask_schedule: dict[int, float] = option({}, "instead of mask_rate, by step: {0: 0.30, 50000: 0.15, 90000: 0.05}")

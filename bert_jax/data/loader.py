@@ -30,8 +30,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from bert_jax.array_types import Bool, Float64, Int32, Int64
+from bert_jax.config import MaskingConfig
 from bert_jax.data import order
 from bert_jax.data.example import Batch, Rows, max_predictions, unmasked_ids
+from bert_jax.data.masking.choices import MASKINGS
 from bert_jax.data.masking.masker import Masked, Masker, token_kinds
 from bert_jax.data.masking.rule import SPECIAL, MaskingRule, cut, find_words
 from bert_jax.data.masking.selection import span_targets
@@ -73,11 +75,14 @@ class DatasetLoader:
 
     Args:
         rates: Replace the rule's rate in training. Evaluation keeps the rule's rate.
+        masking: The options of an extension that chooses the tokens in training (masking/choices.py). Evaluation keeps
+            the rule's choice.
         read: Reads training rows by ordinal in an order of its own (WindowCache.read). None: the whole data set is
             permuted in every epoch.
 
     Raises:
-        UserError: Another tokenizer encoded the rows, or `rates` are given for static masks.
+        UserError: Another tokenizer encoded the rows, or `rates` or `masking` are given for static masks, or `masking`
+            for infilling.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class DatasetLoader:
         *,
         seed: int,
         rates: StepSchedule[float] | None = None,
+        masking: MaskingConfig | None = None,
         read: ReadRows | None = None,
     ) -> None:
         check_tokenizer(dataset, tokenizer)
@@ -102,7 +108,7 @@ class DatasetLoader:
         # Static masks already hold their random tokens, so only dynamic masking needs the counts.
         by_count = dataset.masking.random == "unigram" and not dataset.static
         self._unigram_counts = dataset.unigram_counts() if by_count else None
-        self._masker = self._make_masker(seed)
+        self._masker = self._make_masker(seed, masking)
         # Part of every permutation's key, so that data sets of one size are not all read in the same order.
         self._dataset_word = order.hash_text(dataset.fingerprint)
 
@@ -166,10 +172,17 @@ class DatasetLoader:
 
         yield from _in_order(_count(self._dataset, max_rows), batch_size, rows, make)
 
-    def _make_masker(self, seed: int) -> Masker | None:
-        if self._dataset.static:
-            return None
-        return Masker(self._tokenizer, self._dataset.masking, seed, self._unigram_counts)
+    def _make_masker(self, seed: int, masking: MaskingConfig | None = None) -> Masker | None:
+        dataset, choose = self._dataset, None
+        if masking is not None and masking.kind in MASKINGS:
+            if dataset.static or dataset.masking.unit == "infill":
+                fixed = "are static" if dataset.static else "infill spans"
+                raise UserError(
+                    f"config.data.masking is {masking.kind}, but the masks of {address_of(dataset.directory)} {fixed}. "
+                    "Build the examples with --masking dynamic and another --mask_unit, or omit data.masking"
+                )
+            choose = MASKINGS[masking.kind](masking, dataset, self._tokenizer), masking.kind
+        return None if dataset.static else Masker(self._tokenizer, dataset.masking, seed, self._unigram_counts, choose)
 
     def _batch(
         self,

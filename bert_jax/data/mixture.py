@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from bert_jax.array_types import Int64
+from bert_jax.config import MaskingConfig
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import DatasetLoader, ReadRows
 from bert_jax.data.schedules import BatchSegment, StepSchedule
@@ -309,6 +310,7 @@ class MixtureLoader:
         read: Int64[np.ndarray, "K L"],
         seed: int,
         rates: StepSchedule[float] | None,
+        masking: MaskingConfig | None,
         lanes: int,
         readers: Mapping[str, ReadRows],
     ) -> None:
@@ -316,7 +318,9 @@ class MixtureLoader:
         # `spacing` fits the batches of the first segment, so these have the shares most closely.
         self._shares = LaneShares(mixture.shares, lanes, segments[0].rows // lanes)
         self._loaders = [
-            DatasetLoader(dataset, tokenizer, seed=seed, rates=rates, read=readers.get(dataset.fingerprint))
+            DatasetLoader(
+                dataset, tokenizer, seed=seed, rates=rates, masking=masking, read=readers.get(dataset.fingerprint)
+            )
             for _, dataset in mixture.sources
         ]
         self._block = _Block(-1, -1, np.zeros(0, np.int64), None)

@@ -13,9 +13,8 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
 
-from bert_jax.config import PretrainConfig, PretrainDataConfig
+from bert_jax.config import MaskingConfig, PretrainConfig, PretrainDataConfig
 from bert_jax.data import schedules
 from bert_jax.data.example import Batch
 from bert_jax.data.manifest import MANIFEST, PARTS, Part, parse_manifest
@@ -25,6 +24,7 @@ from bert_jax.data.schedules import StepSchedule, batch_segments
 from bert_jax.data.shards import Dataset, check_trainable, local_copy, open_dataset, open_output
 from bert_jax.data.streaming import StreamedDataset, open_streamed, window_caches
 from bert_jax.errors import UserError
+from bert_jax.progress import print_note
 from bert_jax.storage.remote import address_of, is_remote
 from bert_jax.tokenization.vocabulary import Vocabulary
 
@@ -68,6 +68,7 @@ class PhasedLoader:
         batches: StepSchedule[int],
         seed: int,
         rates: StepSchedule[float] | None = None,
+        masking: MaskingConfig | None = None,
     ) -> None:
         _check_phases(phases)
         segments = batch_segments(batches, [phase.first for phase in phases])
@@ -94,6 +95,7 @@ class PhasedLoader:
                 read=before,
                 seed=seed,
                 rates=rates,
+                masking=masking,
                 lanes=lanes,
                 readers={fingerprint: cache.read for fingerprint, cache in self._caches.items()},
             )
@@ -271,7 +273,7 @@ def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> 
         if only_manifests:
             return open_dataset(folder, "train")
         if config.cache_bytes:
-            return open_streamed(folder, config.cache_bytes, config.cache_dir, not config.eval, _log)
+            return open_streamed(folder, config.cache_bytes, config.cache_dir, not config.eval, print_note)
         # Held-out rows are opened later, from the training data set's folder, so they are copied with it. With
         # data.eval, that folder has its own copy.
         if config.cache_dir and not config.eval:
@@ -360,11 +362,7 @@ def _check_part(folder: str, wanted: Part, key: str, config: PretrainDataConfig)
 
 def _local(folder: str, config: PretrainDataConfig, parts: Sequence[Part]) -> str:
     """Returns the folder, or its local copy if data.cache_dir is set."""
-    return local_copy(folder, config.cache_dir, parts, _log) if config.cache_dir else folder
-
-
-def _log(line: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(line)
+    return local_copy(folder, config.cache_dir, parts, print_note) if config.cache_dir else folder
 
 
 FILES = 20  # input files of a source that config.json lists

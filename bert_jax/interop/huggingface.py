@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import safetensors
 import safetensors.numpy
-from rich.console import Console
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
@@ -26,6 +25,7 @@ from bert_jax.interop.family import COUNTED, Family
 from bert_jax.interop.loaded_model import LoadedModel, load_vocabulary
 from bert_jax.interop.sentence_transformers import TOKENIZER_FILE, read_optional
 from bert_jax.model.heads.config import Heads
+from bert_jax.progress import print_note
 from bert_jax.storage.files import read_json, refuse_pickle
 
 # Files that mark folders in other formats.
@@ -338,8 +338,8 @@ def _problems(
 
 
 def report(line: str) -> None:
-    """Prints a line about something that reading or writing leaves out."""
-    Console(stderr=True).print(line, highlight=False, soft_wrap=True)
+    """Logs a line about something that reading or writing leaves out."""
+    print_note(line)
 
 
 def read_task(file: Path, values: Mapping[str, Any], model: ModelConfig, heads: Heads) -> dict[str, Any] | None:

@@ -197,7 +197,8 @@ def _masks(loaded: LoadedModel, masking: Mapping[str, Any]) -> str:
     data = loaded.training.get("data") or {}
     schedule = data.get("mask_schedule")
     rate = f"rates {schedule}" if schedule else f"{data.get('mask_rate') or masking['rate']:.0%}"
-    return f"{masking['kind']}, {rate}, unit {masking['unit']}"
+    rule = (data.get("masking") or {}).get("kind", "shards")  # of an extension, in training
+    return f"{masking['kind']}, {rate}, unit {masking['unit']}" + (f", rule {rule}" if rule != "shards" else "")
 
 
 def _training_rows(loaded: LoadedModel) -> list[tuple[str, Any]]:

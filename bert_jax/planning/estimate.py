@@ -19,6 +19,7 @@ from bert_jax.planning.topology import GIB, MEMORY_VARIABLES, Chip, Gpu, Topolog
 from bert_jax.reporting.document import Bar, Bullets, Document, Panel, Panels, Section, Table, Tile
 from bert_jax.train import metric_accumulator, sharding
 from bert_jax.train.clock import TokenLength
+from bert_jax.train.run_size import few_positions
 
 # The assumed speed of Pallas kernels, as a share of the peak. FlashAttention-2 reaches at most 63% of an A100's peak in
 # the backward pass and 73% in the forward pass (Dao 2023, section 4.1), and less on short rows.
@@ -260,6 +261,8 @@ def notes(plan: Estimate) -> list[str]:
             "To save memory, use more --config.microbatches, --config.model.remat=layer, a smaller batch, or "
             "--config.mesh.fsdp, which shards parameters and optimizer state."
         )
+    if few := few_positions(config.batch_size, step.rows.seq_len, step.mesh.size):
+        lines.append(f"{few.replace('warning', 'Warning', 1)}.")
     if time is not None and time.basis == CYCLES:
         lines.append(
             "The time is the sum of the compiler's cycle estimates for all instructions, with loop bodies counted as "

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -177,15 +177,19 @@ class InputPredictor:
         self.undefined += sum(map(_is_undefined, predictions))
         return [{name: value for name, value in each.items() if name not in self._hidden} for each in predictions]
 
+    @property
+    def limit(self) -> int:
+        """The tokens to which inputs are truncated."""
+        return int(getattr(self._model.task, self._limit[1]))
+
     def remarks(self) -> list[str]:
         """Says how many inputs so far were truncated, were invalid or have a score that is not finite."""
         part, option = self._limit
-        limit = getattr(self._model.task, option)
         flag = "--max_length" if option == "max_length" else f"task.{option}"
         parts = part or "inputs"
         were = f"1 {parts.removesuffix('s')} was" if self.truncated == 1 else f"{self.truncated:,} {parts} were"
         remarks = {
-            f"{were} longer than {limit} tokens and truncated ({flag})": self.truncated,
+            f"{were} longer than {self.limit} tokens and truncated ({flag})": self.truncated,
             f"{self.invalid:,} of {self.inputs:,} inputs were invalid (see the errors)": self.invalid,
             f"the predictions of {self.undefined:,} of {self.inputs:,} inputs mean nothing, as their scores are "
             "not finite; use an earlier checkpoint or, if its parameters are finite, --compute_dtype float32": (
@@ -292,6 +296,8 @@ def predict(
     *,
     columns: Columns | Mapping[str, str] | None = None,
     average: str = "",
+    quiet: bool | None = None,
+    on_truncated: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> list[Prediction]:
     """Predicts texts with a fine-tuned checkpoint.
@@ -301,6 +307,8 @@ def predict(
         columns: The columns in a task file or in objects, such as {"text": "review", "text_pair": "title"}, if the
             checkpoint does not record them.
         average: The average in a checkpoint that is given by its path, as in open_checkpoint.
+        quiet: Whether to show only warnings; by default, a terminal or notebook shows progress.
+        on_truncated: Receives the number of truncated inputs and the limit, instead of a line that reports them.
         options: Those of PredictOptions.
 
     Returns:
@@ -315,10 +323,13 @@ def predict(
         refuse_other_inputs(inputs)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     predictor = InputPredictor(open_model(loaded, given, columns), given)
-    quiet = not is_watched()
+    quiet = not is_watched() if quiet is None else quiet
     windows = predictor.file(inputs, quiet) if isinstance(inputs, Path) else predictor.objects(list(inputs), quiet)
     # All windows, before the remarks count what they hold.
     predictions = [prediction for window in windows for prediction in window]
+    if on_truncated is not None:
+        on_truncated(predictor.truncated, predictor.limit)
+        predictor.truncated = 0
     for remark in predictor.remarks():
         print_note(remark)
     return predictions

@@ -57,7 +57,8 @@ def kind_class(kind: str) -> type[Task[Any, Any]]:
     """Returns a kind's class. Raises UserError if the kind is unknown."""
     if kind not in KINDS:
         raise UserError(
-            f"task.kind is {kind!r}; choose from: {', '.join(KINDS)}, or import the module that registers your own kind"
+            f"task.kind is {kind!r}; choose from: {', '.join(KINDS)}, or import the file that registers your own kind: "
+            "--import FILE"
         )
     return KINDS[kind]
 

@@ -13,7 +13,6 @@ import contextlib
 import copy
 import itertools
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
@@ -234,7 +233,7 @@ class Checkpoints:
             for bad, why in damaged.items():
                 target = self._set_aside(bad)
                 text = f"checkpoint {bad} is damaged and was moved to {target}: {why}; resuming from step {step}"
-                print(text, file=sys.stderr, flush=True)
+                print_note(f"warning: {text}")
             return step, restored
         if damaged:
             newest = max(damaged)

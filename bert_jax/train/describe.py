@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax.config import PretrainConfig, from_flags
 from bert_jax.model import layers
 from bert_jax.model.attention import layer
-from bert_jax.train import optim, sharding, workdir
+from bert_jax.train import optim, run_size, sharding, workdir
 from bert_jax.train.orbax_io import named_leaves
 from bert_jax.train.prepare import batch_length
 from bert_jax.train.run import Run
@@ -43,7 +45,7 @@ def describe(
         begins = "nothing is left to train after" if ended else "resuming from"
         lines.insert(0, f"{begins} step {meta['step']} of {run.workdir}")
     # Warnings come after the changes, which may have caused them.
-    lines += [] if ended else optimizer_warnings(run, meta)
+    lines += [] if ended else [*optimizer_warnings(run, meta), *size_warnings(run, int(state.step), mesh.size)]
     if run.length is not None:
         lines.append(f"a run of {run.length.tokens:,.0f} tokens: {run.length.steps:,} steps")
     lines += [*(run.describe_data(run.end, run.counted_from) if run.describe_data else ()), *run.notes]
@@ -67,6 +69,16 @@ def optimizer_warnings(run: Run, meta: Mapping[str, Any]) -> list[str]:
         return []
     config = run.config.optimizer
     warnings = optim.warmup_warning(config, run.end), optim.weight_decay_warning(config, run.abstract_params())
+    return list(filter(None, warnings))
+
+
+def size_warnings(run: Run, step: int, devices: int) -> list[str]:
+    """Returns warnings about few positions for each device, and about many times the recipe's rows."""
+    requested = run.requested or run.config
+    warnings = [run_size.few_positions(run.source.rows_at(step), batch_length(run.source, step), devices)]
+    if run.recipe and isinstance(requested, PretrainConfig):
+        recipe = from_flags(PretrainConfig, run.recipe)
+        warnings.append(run_size.many_rows(requested, recipe, PurePath(run.recipe).stem))
     return list(filter(None, warnings))
 
 

@@ -26,6 +26,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
+from bert_jax.progress import is_quiet, print_note
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.location import Location, is_stored, store_errors, write_file
 
@@ -237,7 +238,7 @@ class ProgressLine:
         console = Console(stderr=True, soft_wrap=True)
         if console.is_jupyter:  # plain lines: rich would make each a block of HTML, and a bar there is never erased
             console = Console(stderr=True, soft_wrap=True, force_jupyter=False, force_terminal=False)
-        self._console = console if jax.process_index() == 0 else None
+        self._console = console if jax.process_index() == 0 and not is_quiet() else None
         self._between = seconds_between_lines
         self._last = -math.inf
         self._description = description
@@ -262,7 +263,7 @@ class ProgressLine:
                 self.report(note)
         elif self._console and (keep or time.monotonic() - self._last >= self._between or fraction >= 1):
             self._last = time.monotonic()
-            self._console.print(f"{self._description} {fraction:4.0%}  ETA {eta}  {note}", highlight=False)
+            print_note(f"{self._description} {fraction:4.0%}  ETA {eta}  {note}")
 
     def note(self, text: str) -> None:
         """Shows why the run waits: next to the bar on a terminal, elsewhere on its own line."""
@@ -272,9 +273,8 @@ class ProgressLine:
             self.report(text)
 
     def report(self, text: str) -> None:
-        """Prints a line."""
-        if self._console:
-            self._console.print(text, highlight=False)
+        """Logs a line, which stays above the bar."""
+        print_note(text, quiet=jax.process_index() != 0)
 
     def __enter__(self) -> "ProgressLine":
         return self

@@ -82,7 +82,7 @@ def test_help_begins_with_what_is_required_and_fits_a_screen(name):
     assert shown[0].startswith(f"usage: bert-jax {name} ") and "[OPTIONS]" in "".join(shown[:3])
     headings = [line.rstrip(":") for line in shown if re.fullmatch(r"\S.*:", line) and line.islower()]
     assert headings[-1] and "options" in headings and headings.index("options") == headings.count("required")
-    assert len(shown) <= 60
+    assert len(shown) <= 62
 
 
 def test_the_list_of_commands_does_not_wait_for_jax():
@@ -131,6 +131,15 @@ def test_keys_are_listed_with_type_default_and_meaning(capsys):
     shown = capsys.readouterr().out
     assert "optimizer.learning_rate: float = 3e-05   [finetune]\n    the peak\n" in shown
     assert "optimizer.learning_rate: float = 0.0001   [pretrain]\n" in shown
+    for word, key in (
+        ("num_train_epochs", "epochs"),
+        ("lr", "optimizer.learning_rate"),
+        ("config.task.dev", "task.dev"),
+    ):
+        keys.main([word])
+        assert f"\n{key}: " in f"\n{capsys.readouterr().out}"
+    with pytest.raises(UserError, match="output_dir is no key here, but the flag --workdir"):
+        keys.main(["output_dir"])
     keys.main(["^mesh.fsdp$"])
     assert (
         capsys.readouterr().out == "mesh.fsdp: int = 1\n    shards the rows, the parameters and the optimizer state\n"

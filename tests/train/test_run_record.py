@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tiny_runs import arguments
+from tiny_runs import TINY, arguments
 
 from bert_jax.commands import pretrain
 from bert_jax.interop.export import export
@@ -79,3 +79,16 @@ def test_the_command_line_is_written_as_it_is_typed(monkeypatch: pytest.MonkeyPa
     assert run_record.command() == "bert-jax pretrain '--config.batch_schedule={0: 2}'"
     monkeypatch.setattr(run_record.sys, "argv", ["/src/bert_jax/__main__.py", "finetune"])
     assert run_record.command() == "python -m bert_jax finetune"
+
+
+def test_a_start_warns_about_small_batches_and_about_many_rows(shards_dir: Path, tmp_path: Path, capsys):
+    recipe = tmp_path / "short.py"
+    recipe.write_text(
+        "from bert_jax.config import recipe_module\n\n\ndef get_config():\n"
+        "    config = recipe_module('bert_tiny').get_config()\n"
+        "    config.steps, config.batch_size = 1, 16\n    return config\n"
+    )
+    pretrain.main([f"--config={recipe}", *arguments(shards_dir, tmp_path / "run", *TINY)[1:]])  # 4 steps of 16 rows
+    printed = capsys.readouterr().err
+    assert "positions for each of 8 devices" in printed
+    assert "4 times as many rows as the recipe short. For as many, set --config.steps=1" in printed

@@ -11,6 +11,8 @@ import numpy as np
 from bert_jax.array_types import Bool, Float64, Int32, Int64, Integer, UInt8, UInt64
 from bert_jax.data import order as hashing
 from bert_jax.data.example import Rows
+from bert_jax.data.masking import choices
+from bert_jax.data.masking.choices import Choose
 from bert_jax.data.masking.rule import (
     ATTACHED,
     INSIDE,
@@ -30,7 +32,7 @@ from bert_jax.errors import UserError
 from bert_jax.tokenization.vocabulary import Vocabulary
 
 # Tags that make hash streams independent. data_prep/noise.py has another one.
-_ORDER, _REPLACEMENT, _LENGTH, _REORDER, _SHUFFLE = 1, 2, 4, 5, 6
+_ORDER, _REPLACEMENT, _LENGTH, _REORDER, _SHUFFLE, _EXTENSION = 1, 2, 4, 5, 6, 7
 
 
 def token_kinds(tokenizer: Vocabulary, words: str | None = "spaces") -> UInt8[np.ndarray, "V"]:
@@ -70,6 +72,7 @@ class Masker:
 
     Args:
         unigram_counts: How often every id occurs. Only `apply` needs it, if the rule samples tokens by frequency.
+        choose: The rule of an extension that chooses the tokens instead, and its name (choices.py).
 
     Raises:
         UserError: unigram_counts has no ordinary token.
@@ -81,8 +84,9 @@ class Masker:
         rule: MaskingRule,
         seed: int,
         unigram_counts: Int64[np.ndarray, "V"] | None = None,
+        choose: tuple[Choose, str] | None = None,
     ) -> None:
-        self.rule, self.seed = rule, seed
+        self.rule, self.seed, self._choose = rule, seed, choose
         self._kinds = token_kinds(tokenizer, None if rule.unit == "token" else rule.words)
         self._pad_id, self._mask_id = tokenizer.pad_id, tokenizer.mask_id
         self._ordinary_ids = np.flatnonzero(self._kinds != SPECIAL)
@@ -117,7 +121,13 @@ class Masker:
         row_count, width = rows.input_ids.shape
         sequences = cut(rows, self._kinds.take(rows.input_ids))
         epochs = epochs[sequences.rows]
-        chosen = self._choose_positions(sequences, epochs, rates)
+        if self._choose is None:
+            chosen = self._choose_positions(sequences, epochs, rates)
+        else:
+            words, budgets = find_words(sequences), self._budgets(sequences, rates)
+            states = hashing.combine(_EXTENSION, self.seed, epochs, sequences.keys)
+            predicted = choices.choose(*self._choose, rows, sequences, words, budgets, states)
+            chosen = _Choice(predicted, np.zeros_like(predicted), None)
         # From here on, arrays have one element per prediction, ordered by row and position. A prediction has a sequence
         # and a position in it, a row, a flat index among the R*T positions of all rows, and a column among the M.
         sequence, position = np.divmod(np.flatnonzero(chosen.predicted), chosen.predicted.shape[1])

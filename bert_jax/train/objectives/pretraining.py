@@ -271,6 +271,8 @@ def _check_causal(options: ObjectiveConfig, model: ModelConfig, causal: bool) ->
 
 def check_no_masks(config: PretrainConfig, reason: str) -> None:
     """Raises UserError, with the reason, for mask rates if the objective ignores the masks of the shards."""
+    if config.data.masking.kind != "shards":
+        raise UserError(f"{reason}; leave out data.masking")
     if config.data.mask_rate is not None or config.data.mask_schedule:
         raise UserError(
             f"{reason}; leave out data.mask_rate and data.mask_schedule (--config.data.mask_rate=none unsets that of a "
