@@ -16,6 +16,7 @@ from bert_jax.progress import Reporter, is_watched, print_note
 from bert_jax.tasks import registry
 from bert_jax.tasks.embedder import refuse_other_inputs
 from bert_jax.tasks.inference import FineTuned
+from bert_jax.tasks.kinds.tagging import RawWords, unspaced_texts
 from bert_jax.tasks.reading import inputs as input_lines
 from bert_jax.tasks.reading import tables
 from bert_jax.tasks.reading.inputs import InputRecord
@@ -60,7 +61,8 @@ class InputPredictor:
     """
 
     def __init__(self, model: FineTuned, options: PredictOptions) -> None:
-        self.inputs = self.invalid = self.truncated = self.undefined = 0
+        self.inputs = self.invalid = self.truncated = self.undefined = self._unspaced = 0
+        self._notes: set[str] = set()
         self._limit = "", "max_length"  # the part of an input that is truncated, and the task's option for its length
         self._model = model
         self._form = options.form
@@ -156,6 +158,7 @@ class InputPredictor:
         self.inputs += len(split.items)
         self.truncated += rows.truncated
         self._limit = rows.cut_part, rows.cut_option
+        self._unspaced += unspaced_texts(rows.split.items)
         predictions = self._model.predictions(rows)
         self.undefined += sum(map(_is_undefined, predictions))
         return [{name: value for name, value in each.items() if name not in self._hidden} for each in predictions]
@@ -167,7 +170,10 @@ class InputPredictor:
         flag = "--max_length" if option == "max_length" else f"task.{option}"
         parts = part or "inputs"
         were = f"1 {parts.removesuffix('s')} was" if self.truncated == 1 else f"{self.truncated:,} {parts} were"
+        rule = task.raw_rule if isinstance(task := self._model.task, RawWords) else ""
         remarks = {
+            f"{self._unspaced:,} of {self.inputs:,} inputs have text without spaces between words, which is split "
+            f"{rule}": self._unspaced,
             f"{were} longer than {limit} tokens and truncated ({flag})": self.truncated,
             f"{self.invalid:,} of {self.inputs:,} inputs were invalid (see the errors)": self.invalid,
             f"the predictions of {self.undefined:,} of {self.inputs:,} inputs mean nothing, as their scores are "
@@ -175,10 +181,16 @@ class InputPredictor:
                 self.undefined
             ),
         }
-        return [line for line, count in remarks.items() if count]
+        return [*self._notes, *(line for line, count in remarks.items() if count)]
 
     def _form_of(self, path: Path) -> str:
-        return input_lines.form_of_file(path) if self._form == "auto" else self._form
+        if self._form != "auto":
+            return self._form
+        form = input_lines.form_of_file(path)
+        if form != "text" or self._words or self._skip or not self._model.task.has_layout(path):
+            return form
+        self._notes.add(f"{path} is read as the training files are (--form text reads a text on each line)")
+        return "task"
 
     def _check_options(self, source: Path, form: str) -> None:
         refusals = {

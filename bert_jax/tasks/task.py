@@ -24,7 +24,7 @@ from bert_jax.model.heads.structured import CRF, IMPOSSIBLE, Allowed
 from bert_jax.model.outputs import encode_for_task, sequence_vectors
 from bert_jax.tasks.metrics import check_metric_names
 from bert_jax.tasks.reading.inputs import InputRecord
-from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.reading.tables import Columns, first_fields, is_number
 from bert_jax.tasks.rows import NO_SCALE, Split, TaskBatch, TaskRows
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import Scalar, binary_sums, classification_sums, soft_class_sum, squared_difference_sum
@@ -159,6 +159,12 @@ class Task(abc.ABC, Generic[Item, Rows]):
         Raises:
             UserError: A text is missing or empty, at a line of the source.
         """
+
+    def has_layout(self, path: Path) -> bool:
+        """Whether a file that predict would read as lines of text is like the training files: its header is theirs."""
+        names = {name for name in (self.columns.text, self.columns.text_pair) if name and not is_number(name)}
+        header = first_fields(path)
+        return len(header) > 1 and bool(names) and names <= {*header}
 
     @abc.abstractmethod
     def encode(self, split: Split[Item], tokenizer: Tokenizer) -> Rows:

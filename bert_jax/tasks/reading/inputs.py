@@ -8,7 +8,8 @@ import json
 import os
 import select
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
@@ -30,11 +31,18 @@ from bert_jax.tasks.reading.tables import (
     parquet_rows,
     parquet_schemas,
 )
+from bert_jax.tokenization.specification import is_unspaced
 
 # The inputs of predict, record by record: their texts and words.
 
 
 JOINER = "\u200d"  # between the parts of an emoji
+# How a raw text is split where its script has no spaces between words (Chinese, Japanese, Thai ...).
+PIECES = "pieces"  # before each of the tokenizer's pieces; done by the task, which has a tokenizer
+CHARACTERS = "characters"
+ALL_CHARACTERS = "all_characters"  # also between letters and digits of other scripts, as some Chinese corpora are
+SINGLE = 0.9  # the share of characters that must be words of their own, if words are characters
+ENOUGH = 20  # characters of other scripts that show how they are split
 
 
 class InputRecord(NamedTuple):
@@ -56,6 +64,7 @@ class Words(NamedTuple):
     words: tuple[str, ...]
     text: str | None  # None if only words were given
     offsets: tuple[tuple[int, int], ...] | None  # of each word, the characters [start, end) of the text
+    raw: bool = False  # whether the words are the text, split
 
 
 def record_texts(source: Path, record: InputRecord, names: Sequence[Sequence[str]], needed: int) -> list[str]:
@@ -117,8 +126,8 @@ def checked_text(source: Path, line: int, text: Any, part: str = "") -> str:
     return text
 
 
-def record_words(source: Path, record: InputRecord, column: str = "") -> Words:
-    """A record's words: the list in its `column`, `tokens` or `words`, or its text, split.
+def record_words(source: Path, record: InputRecord, column: str = "", unit: str = CHARACTERS) -> Words:
+    """A record's words: the list in its `column`, `tokens` or `words`, or its text, split by split_text.
 
     If there are tokens and a text, the tokens are located in the text, in order. Raises UserError as record_texts does,
     and for a token that the text lacks.
@@ -131,8 +140,8 @@ def record_words(source: Path, record: InputRecord, column: str = "") -> Words:
             tokens = read_value(source, record, ("tokens", "words"), required=False)
     if tokens is None:
         (text,) = record_texts(source, record, [(column, "text")], needed=1)
-        offsets = split_words(text)
-        return Words(tuple(text[start:end] for start, end in offsets), text, tuple(offsets))
+        offsets = split_text(text, unit)
+        return Words(tuple(text[start:end] for start, end in offsets), text, tuple(offsets), raw=True)
     if not isinstance(tokens, lists) or not len(tokens):
         raise UserError(f"{source} line {record.line}: tokens is {tokens!r:.60}; expected a list of words")
     # As in training, a token may be white space or empty.
@@ -177,6 +186,49 @@ def split_words(text: str) -> list[tuple[int, int]]:
     if start is not None:
         words.append((start, len(text)))
     return words
+
+
+def split_text(text: str, unit: str = CHARACTERS) -> list[tuple[int, int]]:
+    """split_words, whose words in scripts without spaces are split into characters, with their marks, unless PIECES."""
+    offsets = split_words(text)
+    if unit == PIECES or text.isascii():
+        return offsets
+    return cut_words(text, offsets, range(len(text) + 1), everywhere=unit == ALL_CHARACTERS)
+
+
+def cut_words(
+    text: str, offsets: Sequence[tuple[int, int]], borders: Collection[int], everywhere: bool = False
+) -> list[tuple[int, int]]:
+    """Splits words at those borders (characters of the text) that are next to a character of a script without spaces.
+
+    With `everywhere`, at all borders. Marks and joiners stay with the character before them.
+    """
+    words = []
+    for first, end in offsets:
+        start = first
+        for place in range(first + 1, end):
+            joined = text[place] == JOINER or text[place - 1] == JOINER or unicodedata.category(text[place])[0] == "M"
+            beside = everywhere or is_unspaced(text[place]) or is_unspaced(text[place - 1])
+            if beside and not joined and place in borders:
+                words.append((start, place))
+                start = place
+        words.append((start, end))
+    return words
+
+
+def unit_of_words(sentences: Iterable[Sequence[str]]) -> str:
+    """How the words of a training file split text without spaces: by CHARACTERS, ALL_CHARACTERS, or else PIECES."""
+    counts = Counter(word for words in sentences for word in words if word.isalnum() or not word.isascii())
+    single, total = [0, 0], [0, 0]  # characters of scripts without spaces, and other letters and digits
+    for word, count in counts.items():
+        letters = [character for character in word if character.isalnum()]
+        for character in letters:
+            other = not is_unspaced(character)
+            total[other] += count
+            single[other] += count * (len(letters) == 1)
+    if not total[0] or single[0] < SINGLE * total[0]:
+        return PIECES
+    return ALL_CHARACTERS if total[1] >= ENOUGH and single[1] >= SINGLE * total[1] else CHARACTERS
 
 
 # The lines that predict reads from files and standard input, and their forms.
@@ -297,8 +349,8 @@ def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str =
     form = _stream_form(path, form)
     if form == "json" and json_form(path) == "squad":
         raise UserError(
-            f"{path} is a JSON document without rows, and texts are read from rows. Write one object per line, or a list "
-            "of objects"
+            f"{path} is a JSON document without rows, and texts are read from rows. Write one object per line, "
+            "or a list of objects"
         )
     if form == "text":
         if text or text_pair:
