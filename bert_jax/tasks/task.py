@@ -203,6 +203,10 @@ class Task(abc.ABC, Generic[Item, Rows]):
         """Adds the labels and metrics that the training file implies, unless the task names them."""
         return self.with_metrics()
 
+    def fitted(self, rows: Rows) -> "Task":
+        """Sets options that follow the encoded training file."""
+        return self
+
     def continuing(self, start: "Task", given: TaskConfig) -> "Task":
         """Takes over options from `start`, the checkpoint's task of the same kind, unless they are given."""
         return self

@@ -153,7 +153,7 @@ def test_all_right_answers_of_a_query_count(tmp_path, words):
     assert measured() == {"mrr": 1.0, "accuracy": 1.0}
     angles |= {"dogs": 0.4, "a cat": 1.45}  # "a cat" is nearest to dog
     assert measured() == {"mrr": 0.75, "accuracy": 0.5}
-    assert "5 of 5 pairs share a text with another pair" in task.describe(rows, training=True).remarks[0]
+    assert "5 of 5 pairs repeat a text of another pair" in task.describe(rows, training=True).remarks[0]
 
 
 @pytest.mark.parametrize("value", [1.0, np.nan])

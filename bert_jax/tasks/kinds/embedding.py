@@ -380,8 +380,8 @@ class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
             anchors, positives = (Counter(text[place].strip() for text in texts) for place in (0, 1))
             if count := sum(max(anchors[first.strip()], positives[second.strip()]) > 1 for first, second, *_ in texts):
                 remarks.append(
-                    f"{path}: {count} of {rows.count} pairs share a text with another pair; in a batch, their texts "
-                    "are no negatives of one another"
+                    f"{path}: {count} of {rows.count} pairs repeat a text of another pair; equal texts are no "
+                    "negatives of one another"
                 )
         if self.similarity != COSINE:
             remarks.append(f"pairs are measured by cosines, but the checkpoint's similarity is {self.similarity!r}")

@@ -144,8 +144,8 @@ def _json_form(path: Path, changed: int, size: int) -> str:
     lines = (line for _, line in numbered_lines(path) if line.strip())
     first = next(lines, "")
     content = _json_value(first)
-    if isinstance(content, dict) and (not isinstance(content.get("data"), list) or next(lines, None)):
-        return "lines"
+    if isinstance(content, dict) and ("data" not in content or next(lines, None)):
+        return "lines" if content else "squad"
     if content is None:
         content = _json_value("\n".join((first, *lines)))
     rows = content.get("data") if isinstance(content, dict) else content
