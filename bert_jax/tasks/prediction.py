@@ -207,48 +207,45 @@ class InputPredictor:
             raise UserError(message)
 
     def _lines(self, source: Path, lines: Iterable[tuple[int, Any]], form: str) -> Predictions:
-        records: list[InputRecord | UserError] = []
+        records: list[InputRecord | None] = []  # None: not an input at all
         valid: list[InputRecord] = []
-        for number, content in lines:
-            records.append(record := self._record(source, number, content, form, valid[:1]))
-            if isinstance(record, InputRecord):
+        errors: dict[int, UserError] = {}  # by place
+        for place, (number, content) in enumerate(lines):
+            record = None
+            try:
+                record = self._record(source, number, content, form)
+                if self._skip:
+                    # Parsed with the first record alone, so that an invalid one does not affect the others.
+                    self._model.task.parse(source, [*valid[:1], record])
                 valid.append(record)
+            except UserError as error:
+                if not self._skip:
+                    raise
+                errors[place] = error
+            records.append(record)
         # The valid inputs of a window are predicted together, and go back to their places.
         predictions = iter(self.split(self._model.task.parse(source, valid)) if valid else ())
-        invalid = len(records) - len(valid)
-        self.inputs += invalid
-        self.invalid += invalid
+        self.inputs += len(errors)
+        self.invalid += len(errors)
         results: Predictions = []
-        for record in records:
-            if not isinstance(record, InputRecord):
-                results.append({"error": str(record)})
-                continue
-            prediction = next(predictions)
-            if isinstance(record.content, Mapping) and "id" in record.content:
+        for place, record in enumerate(records):
+            result = {"error": str(errors[place])} if place in errors else next(predictions)
+            if record and isinstance(record.content, Mapping) and "id" in record.content:
                 # The id comes first, and as the input has it; questions have an id of their own, which is a text.
-                prediction.pop("id", None)
-                prediction = {"id": record.content["id"], **prediction}
-            results.append(prediction)
+                result = {"id": record.content["id"], **{key: result[key] for key in result if key != "id"}}
+            results.append(result)
         return results
 
-    def _record(
-        self, source: Path, number: int, content: Any, form: str, first: Sequence[InputRecord]
-    ) -> InputRecord | UserError:
-        try:
-            if not isinstance(content, str | Mapping):  # of a caller
-                raise UserError(
-                    f"input {number} is {content!r:.60}; expected a text, or an object such as {{'text': ..., "
-                    "'text_pair': ...}"
-                )
-            record = input_lines.record_of(source, number, content, form, self._words)
-            if self._skip:
-                # Parsed with the first record alone, so that an invalid one does not affect the others.
-                self._model.task.parse(source, [*first, record])
-        except UserError as error:
-            if not self._skip:
-                raise
-            return error
-        return record
+    def _record(self, source: Path, number: int, content: Any, form: str) -> InputRecord:
+        # As in embed, a list or tuple of texts is a pair.
+        if isinstance(content, list | tuple) and content and all(isinstance(text, str) for text in content):
+            content = tuple(content)
+        elif not isinstance(content, str | Mapping):  # of a caller
+            raise UserError(
+                f"input {number} is {content!r:.60}; expected a text, a tuple of two texts, or an object such as "
+                "{'text': ..., 'text_pair': ...}"
+            )
+        return input_lines.record_of(source, number, content, form, self._words)
 
 
 def _is_pipe(path: Path) -> bool:
@@ -278,7 +275,8 @@ def predict(
     """Predicts texts with a fine-tuned checkpoint.
 
     Args:
-        inputs: Plain texts, whose tabs are white space, and objects; or the path of a file.
+        inputs: Plain texts, whose tabs are white space, tuples of the two texts of a pair, and objects; or the path
+            of a file.
         columns: The columns in a task file or in objects, such as {"text": "review", "text_pair": "title"}, if the
             checkpoint does not record them.
         average: The average in a checkpoint that is given by its path, as in open_checkpoint.

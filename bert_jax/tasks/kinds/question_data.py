@@ -4,7 +4,7 @@ import functools
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -125,7 +125,7 @@ def parse_question(source: Path, record: InputRecord, columns: Columns) -> Quest
     """
     names = [(columns.text, "question"), (columns.text_pair, "context")]
     question, context = record_texts(source, record, names, needed=2)
-    name = None if isinstance(record.content, str) else record.content.get("id")
+    name = record.content.get("id") if isinstance(record.content, Mapping) else None
     return _question(source, record.line, question, context, None, name)
 
 

@@ -46,15 +46,17 @@ ENOUGH = 20  # characters of other scripts that show how they are split
 
 
 class InputRecord(NamedTuple):
-    """One input: a line of plain text, or the object that a line of JSON holds, or a text or object of a caller."""
+    """One input: a line of plain text, or the object in a line of JSON, or a text, a tuple of texts or an object."""
 
     line: int  # in its file, from 1
-    content: str | Mapping[str, Any]
+    content: str | tuple[str, ...] | Mapping[str, Any]
     tabs: bool = True  # whether tabs separate the texts of a plain line; in the texts of a caller they are white space
 
     def plain_texts(self) -> list[str]:
-        """The texts of a plain line."""
-        assert isinstance(self.content, str)
+        """The texts of a plain line, or of a tuple."""
+        assert not isinstance(self.content, Mapping)
+        if isinstance(self.content, tuple):
+            return list(self.content)
         return self.content.split("\t") if self.tabs else [self.content]
 
 
@@ -73,19 +75,19 @@ def record_texts(source: Path, record: InputRecord, names: Sequence[Sequence[str
     names has the possible field names, text by text, and the first `needed` texts are required. Raises UserError for a
     text that is missing, empty or not a string, and for too many tabs.
     """
-    if isinstance(record.content, str):
+    if not isinstance(record.content, Mapping):
         texts: list[Any] = record.plain_texts()
         fields = ", ".join(choice[-1] for choice in names)
         if len(texts) < needed and not record.tabs:
             raise UserError(
-                f"{source} line {record.line} is one text, but the task needs {needed}. Give an object with the fields "
-                f"{fields}"
+                f"{source} line {record.line} is one text, but the task needs {needed}. Give a tuple, or an object "
+                f"with the fields {fields}"
             )
         if not needed <= len(texts) <= len(names):
             expected = f"{needed}" if needed == len(names) else f"{needed} to {len(names)}"
             raise UserError(
-                f"{source} line {record.line} has {len(texts)} texts separated by tabs; expected {expected}: {fields}. "
-                "Correct the line"
+                f"{source} line {record.line} has {len(texts)} texts{' separated by tabs' if record.tabs else ''}; "
+                f"expected {expected}: {fields}. Correct the line"
             )
     else:
         values = [read_value(source, record, choice, required=place < needed) for place, choice in enumerate(names)]
@@ -98,7 +100,7 @@ def read_value(source: Path, record: InputRecord, names: Sequence[str], required
 
     Raises UserError for a missing field that is required, and for a plain line.
     """
-    if isinstance(record.content, str):
+    if not isinstance(record.content, Mapping):
         raise UserError(
             f"{source} line {record.line} is plain text, but {names[-1]!r} is required. Write JSON lines: {{...}}"
         )
@@ -107,6 +109,8 @@ def read_value(source: Path, record: InputRecord, names: Sequence[str], required
             return record.content[name]
     if not required:
         return None
+    if null := next((name for name in names if name in record.content), ""):
+        raise UserError(f"{source} line {record.line}: {null!r} is null. Give it a value, or remove the line")
     fields = ", ".join(map(repr, record.content)) or "none"
     expected = " or ".join(repr(name) for name in dict.fromkeys(names) if name)
     raise UserError(f"{source} line {record.line} has no field {expected}; its fields are: {fields}. Add or rename it")
@@ -134,7 +138,7 @@ def record_words(source: Path, record: InputRecord, column: str = "", unit: str 
     """
     lists = list | tuple | np.ndarray  # in rows of a caller, tuples and arrays stand for lists
     tokens = None
-    if not isinstance(record.content, str):
+    if isinstance(record.content, Mapping):
         tokens = record.content.get(column) if column else None
         if not isinstance(tokens, lists):
             tokens = read_value(source, record, ("tokens", "words"), required=False)
@@ -304,14 +308,16 @@ def _decoded(lines: list[bytes], before: int) -> list[Line]:
     return decoded
 
 
-def record_of(source: Path, number: int, content: str | Mapping[str, Any], form: str, words: bool) -> InputRecord:
+def record_of(
+    source: Path, number: int, content: str | tuple[str, ...] | Mapping[str, Any], form: str, words: bool
+) -> InputRecord:
     """A line, or an object of the caller, as an InputRecord.
 
     With `words`, a line of text holds words separated by white space. Raises UserError for a line of the form jsonl
     that is not a JSON object.
     """
     if not isinstance(content, str):
-        return InputRecord(number, content)
+        return InputRecord(number, content, tabs=False)
     if form not in ("text", PYTHON):
         return InputRecord(number, json_object(f"{source} line {number}", content))
     # The text gives the words their offsets.
