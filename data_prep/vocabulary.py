@@ -175,12 +175,11 @@ def _print_changes(changes: counting.Changes, options: TokenizerOptions) -> None
         return
     stated = f"{' and '.join(flags)}: {changes.share:.1%} of the words change"
     before, after = changes.example
-    print(f"{stated}, such as {before} to {after}" if before else stated, file=sys.stderr)
+    print_note(f"{stated}, such as {before} to {after}" if before else stated)
     if options.lowercase is True and changes.turkic > _MANY_TURKIC:
-        print(
+        print_note(
             f"warning: {changes.turkic:.0%} of the words have ı or İ, as in Turkish and Azeri, where the small letter "
-            "of I is ı. Use --lowercase tr or az (--kind bpe or wordpiece), or keep capitals",
-            file=sys.stderr,
+            "of I is ı. Use --lowercase tr or az (--kind bpe or wordpiece), or keep capitals"
         )
 
 

@@ -186,7 +186,9 @@ class QuestionOptions:
     doc_stride: int = option(
         128, "pieces between the starts of successive windows of a long context", valid=at_least(1)
     )
-    max_answer_length: int = option(30, "in pieces", valid=at_least(1))
+    max_answer_length: int = option(
+        0, "in pieces; 0: 30, or more if 1% of the training file's answers are longer", valid=at_least(0)
+    )
     null_threshold: float | None = option(
         None,
         "predict no answer above this probability of none; unset: the best on dev",

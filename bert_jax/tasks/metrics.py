@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int64
+from jaxtyping import Bool, Float, Float32, Float64
 from scipy import stats
 from seqeval.metrics import f1_score as entity_f1
 from seqeval.metrics import precision_score as entity_precision
@@ -197,16 +197,21 @@ QUERIES_AT_ONCE = 1024  # rows of a matrix of scores, whose columns are the docu
 
 
 def ranks_of(
-    queries: Float32[np.ndarray, "Q D"], candidates: Float32[np.ndarray, "K D"], right: Int64[np.ndarray, "Q"]
+    queries: Float32[np.ndarray, "Q D"], candidates: Float32[np.ndarray, "K D"], right: Sequence[Sequence[int]]
 ) -> Float64[np.ndarray, "Q"]:
-    """Ranks, from 1, the right candidate of every query. Candidates with equal scores share the mean of their ranks."""
+    """Ranks, from 1, the best of the right candidates of every query among the wrong ones.
+
+    Candidates with equal scores share the mean of their ranks.
+    """
     # In parts, because the scores of all queries may not fit in memory.
     ranks = np.zeros(len(queries))
     for start in range(0, len(queries), QUERIES_AT_ONCE):
         part = slice(start, start + QUERIES_AT_ONCE)
         scores = queries[part] @ candidates.T
-        own = np.take_along_axis(scores, right[part, None], axis=1)
+        own = np.array([row[list(known)].max() for row, known in zip(scores, right[part], strict=True)])[:, None]
         # Both are true for NaN, which therefore counts against the query.
         higher, at_least = ~(scores <= own), ~(scores < own)
-        ranks[part] = (1 + higher.sum(axis=1) + at_least.sum(axis=1)) / 2
+        for row, known in enumerate(right[part]):
+            higher[row, list(known)] = at_least[row, list(known)] = False
+        ranks[part] = 1 + (higher.sum(axis=1) + at_least.sum(axis=1)) / 2
     return ranks

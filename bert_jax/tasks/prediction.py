@@ -17,6 +17,7 @@ from bert_jax.progress import Reporter, is_watched, print_note
 from bert_jax.tasks import registry
 from bert_jax.tasks.embedder import refuse_other_inputs
 from bert_jax.tasks.inference import FineTuned
+from bert_jax.tasks.kinds.tagging import RawWords, unspaced_texts
 from bert_jax.tasks.reading import inputs as input_lines
 from bert_jax.tasks.reading import tables
 from bert_jax.tasks.reading.inputs import InputRecord
@@ -63,7 +64,8 @@ class InputPredictor:
     def __init__(self, model: FineTuned, options: PredictOptions, with_rows: bool = False) -> None:
         self.rows: Sequence[Mapping[str, Any]] = ()  # the inputs of the last window, by column, if with_rows
         self._with_rows = with_rows
-        self.inputs = self.invalid = self.truncated = self.undefined = 0
+        self.inputs = self.invalid = self.truncated = self.undefined = self._unspaced = 0
+        self._notes: set[str] = set()
         self._limit = "", "max_length"  # the part of an input that is truncated, and the task's option for its length
         self._model = model
         self._form = options.form
@@ -173,6 +175,7 @@ class InputPredictor:
         self.inputs += len(split.items)
         self.truncated += rows.truncated
         self._limit = rows.cut_part, rows.cut_option
+        self._unspaced += unspaced_texts(rows.split.items)
         predictions = self._model.predictions(rows)
         self.undefined += sum(map(_is_undefined, predictions))
         return [{name: value for name, value in each.items() if name not in self._hidden} for each in predictions]
@@ -188,7 +191,10 @@ class InputPredictor:
         flag = "--max_length" if option == "max_length" else f"task.{option}"
         parts = part or "inputs"
         were = f"1 {parts.removesuffix('s')} was" if self.truncated == 1 else f"{self.truncated:,} {parts} were"
+        rule = task.raw_rule if isinstance(task := self._model.task, RawWords) else ""
         remarks = {
+            f"{self._unspaced:,} of {self.inputs:,} inputs have text without spaces between words, which is split "
+            f"{rule}": self._unspaced,
             f"{were} longer than {self.limit} tokens and truncated ({flag})": self.truncated,
             f"{self.invalid:,} of {self.inputs:,} inputs were invalid (see the errors)": self.invalid,
             f"the predictions of {self.undefined:,} of {self.inputs:,} inputs mean nothing, as their scores are "
@@ -196,10 +202,16 @@ class InputPredictor:
                 self.undefined
             ),
         }
-        return [line for line, count in remarks.items() if count]
+        return [*self._notes, *(line for line, count in remarks.items() if count)]
 
     def _form_of(self, path: Path) -> str:
-        return input_lines.form_of_file(path) if self._form == "auto" else self._form
+        if self._form != "auto":
+            return self._form
+        form = input_lines.form_of_file(path)
+        if form != "text" or self._words or self._skip or not self._model.task.has_layout(path):
+            return form
+        self._notes.add(f"{path} is read as the training files are (--form text reads a text on each line)")
+        return "task"
 
     def _check_options(self, source: Path, form: str) -> None:
         refusals = {
@@ -218,48 +230,45 @@ class InputPredictor:
     def _lines(self, source: Path, lines: Iterable[tuple[int, Any]], form: str) -> Predictions:
         lines = list(lines)
         self.rows = [_columns(content, form) for _, content in lines] if self._with_rows else ()
-        records: list[InputRecord | UserError] = []
+        records: list[InputRecord | None] = []  # None: not an input at all
         valid: list[InputRecord] = []
-        for number, content in lines:
-            records.append(record := self._record(source, number, content, form, valid[:1]))
-            if isinstance(record, InputRecord):
+        errors: dict[int, UserError] = {}  # by place
+        for place, (number, content) in enumerate(lines):
+            record = None
+            try:
+                record = self._record(source, number, content, form)
+                if self._skip:
+                    # Parsed with the first record alone, so that an invalid one does not affect the others.
+                    self._model.task.parse(source, [*valid[:1], record])
                 valid.append(record)
+            except UserError as error:
+                if not self._skip:
+                    raise
+                errors[place] = error
+            records.append(record)
         # The valid inputs of a window are predicted together, and go back to their places.
         predictions = iter(self.split(self._model.task.parse(source, valid)) if valid else ())
-        invalid = len(records) - len(valid)
-        self.inputs += invalid
-        self.invalid += invalid
+        self.inputs += len(errors)
+        self.invalid += len(errors)
         results: Predictions = []
-        for record in records:
-            if not isinstance(record, InputRecord):
-                results.append({"error": str(record)})
-                continue
-            prediction = next(predictions)
-            if isinstance(record.content, Mapping) and "id" in record.content:
+        for place, record in enumerate(records):
+            result = {"error": str(errors[place])} if place in errors else next(predictions)
+            if record and isinstance(record.content, Mapping) and "id" in record.content:
                 # The id comes first, and as the input has it; questions have an id of their own, which is a text.
-                prediction.pop("id", None)
-                prediction = {"id": record.content["id"], **prediction}
-            results.append(prediction)
+                result = {"id": record.content["id"], **{key: result[key] for key in result if key != "id"}}
+            results.append(result)
         return results
 
-    def _record(
-        self, source: Path, number: int, content: Any, form: str, first: Sequence[InputRecord]
-    ) -> InputRecord | UserError:
-        try:
-            if not isinstance(content, str | Mapping):  # of a caller
-                raise UserError(
-                    f"input {number} is {content!r:.60}; expected a text, or an object such as {{'text': ..., "
-                    "'text_pair': ...}"
-                )
-            record = input_lines.record_of(source, number, content, form, self._words)
-            if self._skip:
-                # Parsed with the first record alone, so that an invalid one does not affect the others.
-                self._model.task.parse(source, [*first, record])
-        except UserError as error:
-            if not self._skip:
-                raise
-            return error
-        return record
+    def _record(self, source: Path, number: int, content: Any, form: str) -> InputRecord:
+        # As in embed, a list or tuple of texts is a pair.
+        if isinstance(content, list | tuple) and content and all(isinstance(text, str) for text in content):
+            content = tuple(content)
+        elif not isinstance(content, str | Mapping):  # of a caller
+            raise UserError(
+                f"input {number} is {content!r:.60}; expected a text, a tuple of two texts, or an object such as "
+                "{'text': ..., 'text_pair': ...}"
+            )
+        return input_lines.record_of(source, number, content, form, self._words)
 
 
 def _columns(content: Any, form: str) -> Mapping[str, Any]:
@@ -271,7 +280,8 @@ def _columns(content: Any, form: str) -> Mapping[str, Any]:
             return {"text": content}
     if isinstance(content, Mapping):
         return content
-    return dict(zip(("text", "text_pair"), str(content).split("\t"), strict=False))
+    texts = content if isinstance(content, list | tuple) else str(content).split("\t")
+    return dict(zip(("text", "text_pair"), texts, strict=False))
 
 
 def _is_pipe(path: Path) -> bool:
@@ -303,7 +313,8 @@ def predict(
     """Predicts texts with a fine-tuned checkpoint.
 
     Args:
-        inputs: Plain texts, whose tabs are white space, and objects; or the path of a file.
+        inputs: Plain texts, whose tabs are white space, tuples of the two texts of a pair, and objects; or the path
+            of a file.
         columns: The columns in a task file or in objects, such as {"text": "review", "text_pair": "title"}, if the
             checkpoint does not record them.
         average: The average in a checkpoint that is given by its path, as in open_checkpoint.

@@ -65,22 +65,25 @@ def measure_beir(data: Path, embed: Embed, skip_self: bool = False) -> tuple[dic
     if not texts:
         raise UserError(f"{folder}: no query of its qrels file is in {QUERIES}. Use the files of one data set")
     # The corpus is read twice, in chunks, so that memory holds its identifiers but not its texts.
-    names = [name for name, _ in _read(folder, CORPUS)]
+    # Of documents with one identifier the last one counts, as in BEIR.
+    last = {name: place for place, (name, _) in enumerate(_read(folder, CORPUS))}
+    names, places = list(last), set(last.values())
+    if repeated := max(places, default=0) + 1 - len(names):
+        print_note(f"{repeated:,} documents of {folder} repeat an _id; the last one of each is used")
     # Documents are numbered in the order of their identifiers, which decides between equal scores, so that results do
     # not depend on the order of the file.
     order = np.argsort(np.array(names, dtype=object), kind="stable")
-    numbers = np.empty(len(names), np.int64)
-    numbers[order] = np.arange(len(names))
+    numbers = dict(zip((names[place] for place in order), range(len(names)), strict=True))
     if not skip_self and (count := len(texts.keys() & set(names))):
         print_note(
             f"{count:,} of {len(texts):,} queries have the _id of a document, which may be among their hits, as in "
             "sentence-transformers; --skip_self leaves it out, as BEIR does"
         )
     nearest = Nearest(embed(list(texts.values()), "query"), HITS + skip_self)
-    documents, start = _read(folder, CORPUS), 0
-    while chunk := [text for _, text in itertools.islice(documents, DOCUMENTS_AT_ONCE)]:
-        nearest.add(embed(chunk, "document"), numbers[start : start + len(chunk)])
-        start += len(chunk)
+    documents = (document for place, document in enumerate(_read(folder, CORPUS)) if place in places)
+    while chunk := list(itertools.islice(documents, DOCUMENTS_AT_ONCE)):
+        vectors = embed([text for _, text in chunk], "document")
+        nearest.add(vectors, np.array([numbers[name] for name, _ in chunk], np.int64))
     hits = {}
     for query, ranked in zip(texts, nearest.documents, strict=True):
         ranked_names = (names[order[number]] for number in ranked)
@@ -195,7 +198,8 @@ def rank_metrics(
     # Ranks are from 1; a document outside the hits has none.
     for query in judged:
         right = relevant[query]
-        ranks = [rank for rank, document in enumerate(hits[query], start=1) if document in right]
+        # A document counts once.
+        ranks = [rank for rank, document in enumerate(dict.fromkeys(hits[query]), start=1) if document in right]
         gain = sum(1 / math.log2(rank + 1) for rank in ranks if rank <= 10)
         ideal = sum(1 / math.log2(rank + 1) for rank in range(1, min(len(right), 10) + 1))
         totals["ndcg@10"] += gain / ideal

@@ -51,6 +51,7 @@ class Sentence(NamedTuple):
     # For a raw text that was split into words:
     text: str | None = None
     offsets: tuple[tuple[int, int], ...] | None = None  # of each word, the characters [start, end) of the text
+    raw: bool = False  # whether the words are the text, split
 
 
 class Span(NamedTuple):
@@ -79,6 +80,7 @@ class SpannedSentence(NamedTuple):
     # For a raw text that was split into words:
     text: str | None = None
     offsets: tuple[tuple[int, int], ...] | None = None  # of each word, the characters [start, end) of the text
+    raw: bool = False  # whether the words are the text, split
 
 
 Item = TypeVar("Item", covariant=True)

@@ -372,6 +372,8 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start, report: Repor
             report(f"{split.path} has no labels; it is not evaluated")
             continue
         rows[name] = task.encode(split, start.tokenizer)
+        if name == "train":
+            task = task.fitted(rows[name])
         counts[name] = measurement.counts(rows[name], task, start.tokenizer)
         for line in measurement.remarks(rows[name], registry.metrics_of(task, name), training=name == "train"):
             report(line)

@@ -24,7 +24,7 @@ from bert_jax.model.heads.structured import CRF, IMPOSSIBLE, Allowed
 from bert_jax.model.outputs import encode_for_task, sequence_vectors
 from bert_jax.tasks.metrics import check_metric_names
 from bert_jax.tasks.reading.inputs import InputRecord
-from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.reading.tables import Columns, first_fields, is_number
 from bert_jax.tasks.rows import NO_SCALE, Split, TaskBatch, TaskRows
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import Scalar, binary_sums, classification_sums, soft_class_sum, squared_difference_sum
@@ -160,6 +160,12 @@ class Task(abc.ABC, Generic[Item, Rows]):
             UserError: A text is missing or empty, at a line of the source.
         """
 
+    def has_layout(self, path: Path) -> bool:
+        """Whether a file that predict would read as lines of text is like the training files: its header is theirs."""
+        names = {name for name in (self.columns.text, self.columns.text_pair) if name and not is_number(name)}
+        header = first_fields(path)
+        return len(header) > 1 and bool(names) and names <= {*header}
+
     @abc.abstractmethod
     def encode(self, split: Split[Item], tokenizer: Tokenizer) -> Rows:
         """Encodes a split, which the rows keep. If it is not labelled, its items' labels are ignored.
@@ -196,6 +202,10 @@ class Task(abc.ABC, Generic[Item, Rows]):
     def complete(self, train: Split[Item]) -> "Task":
         """Adds the labels and metrics that the training file implies, unless the task names them."""
         return self.with_metrics()
+
+    def fitted(self, rows: Rows) -> "Task":
+        """Sets options that follow the encoded training file."""
+        return self
 
     def continuing(self, start: "Task", given: TaskConfig) -> "Task":
         """Takes over options from `start`, the checkpoint's task of the same kind, unless they are given."""

@@ -113,10 +113,29 @@ def test_objects_pairs_and_ids(classifier: LoadedModel) -> None:
         told, predict(classifier, [{"text": "the cat", "text_pair": "a dog"}, {"text": "a", "text_pair": "mat"}])
     )
     assert not same(told, predict(classifier, ["the cat", "a"]))
-    for wrong in (("the cat", "a dog"), None, float("nan")):
-        with pytest.raises(UserError, match=r"input 2 is .*; expected a text, or an object"):
+    for pairs in ([("the cat", "a dog"), ("a", "mat")], [["the cat", "a dog"], ["a", "mat"]]):
+        assert same(told, predict(classifier, pairs))
+    for wrong in (("the cat", 3), (), None, float("nan")):
+        with pytest.raises(UserError, match=r"input 2 is .*; expected a text, a tuple of two texts, or an object"):
             predict(classifier, ["a", wrong])
         assert "input 2 is" in predict(classifier, ["a", wrong], on_error="skip")[1]["error"]
+
+
+def test_errors_have_the_ids_of_their_inputs_and_name_a_null(classifier: LoadedModel) -> None:
+    given = [{"id": 1, "text": "the cat"}, {"id": "b", "text": " "}, {"id": None, "text": None}, {"id": 4, "other": 5}]
+    told = predict(classifier, given, on_error="skip")
+    assert [(one["id"], "error" in one) for one in told] == [(1, False), ("b", True), (None, True), (4, True)]
+    assert [next(iter(one)) for one in told] == ["id"] * 4
+    assert "line 3: 'text' is null" in told[2]["error"] and "line 4 has no field 'text'" in told[3]["error"]
+
+
+def test_a_tuple_is_a_question_and_its_context(tmp_path_factory: pytest.TempPathFactory) -> None:
+    loaded = model(tmp_path_factory, Heads(question=True), {"name": "own", "kind": "question", "labels": []})
+    given = "the cat", "a\tdog sat"
+    told, expected = predict(loaded, [given]), predict(loaded, [{"question": given[0], "context": given[1]}])
+    assert told == expected and told[0]["id"] == "1"
+    with pytest.raises(UserError, match="inputs line 1 has 3 texts; expected 2: question, context"):
+        predict(loaded, [("a", "b", "c")])
 
 
 def test_an_id_of_a_question_keeps_its_type(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -138,7 +157,7 @@ def test_a_tab_in_a_text_of_a_caller_is_white_space(classifier: LoadedModel, tag
     assert same(predict(classifier, ["the\tcat\tsat", "a"]), predict(classifier, ["the cat sat", "a"]))
     assert predict(tagger, ["the\tcat"])[0]["words"] == ["the", "cat"]
     pairs = dataclasses.replace(classifier, task=CLASSES | {"columns": {"text": "a", "text_pair": "b"}})
-    with pytest.raises(UserError, match=r"line 1 is one text, but the task needs 2\. Give an object with"):
+    with pytest.raises(UserError, match=r"line 1 is one text, but the task needs 2\. Give a tuple, or an object with"):
         predict(pairs, ["the cat\ta dog"])
 
 

@@ -314,7 +314,8 @@ def test_a_model_of_another_kind_is_exported_with_the_mean(tmp_path, model, head
 def own_vectors(arrays, columns):
     vectors = jnp.asarray(arrays["loss/vectors"][:columns].swapaxes(0, 1))
     count = vectors.shape[0]
-    return TextVectors(vectors, jnp.ones((count, columns), bool), jnp.ones(count), jnp.arange(count))
+    texts = jnp.arange(count * columns).reshape(count, columns)
+    return TextVectors(vectors, jnp.ones((count, columns), bool), jnp.ones(count), jnp.arange(count), texts)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,14 @@ def given(rows: int = 5, texts: int = 4, absent: tuple[tuple[int, int], ...] = (
     weights = np.ones(rows, np.float32)
     weights[-1] = 0
     vectors = draw.normal(size=(rows, texts, 6)).astype(np.float32) * present[..., None]
-    return TextVectors(jnp.asarray(vectors), jnp.asarray(present), jnp.asarray(weights), jnp.arange(rows))
+    return TextVectors(
+        jnp.asarray(vectors), jnp.asarray(present), jnp.asarray(weights), jnp.arange(rows), distinct(rows, texts)
+    )
+
+
+def distinct(rows: int, texts: int) -> jax.Array:
+    """Numbers of texts that all differ."""
+    return jnp.arange(rows * texts).reshape(rows, texts) + 1
 
 
 def cosine(left: np.ndarray, right: np.ndarray) -> float:
@@ -100,6 +107,53 @@ def test_a_row_that_is_in_a_batch_twice_is_no_candidate_of_itself(symmetric):
     assert float(found[0]) == pytest.approx(wanted, rel=1e-5) and float(found[1]) == 2 * float(right)
     apart = contrastive_sums(twice._replace(numbers=jnp.arange(10)), ALONE, 7.0, symmetric)
     assert float(apart[0]) > float(found[0]) and float(apart[1]) == 0
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_texts_that_are_right_are_no_negatives(symmetric):
+    # By hand: anchor a has the positives p and q, anchor b has q, anchor c has r; then hard negatives.
+    texts = [["a", "p", "x"], ["a", "q", "p"], ["b", "q", "a"], ["c", "r", "b"]]
+    numbers = {text: number for number, text in enumerate("abcpqrx")}
+    own = given(texts=3, absent=())
+    vectors = np.asarray(own.vectors, np.float64)
+    own = own._replace(texts=jnp.array([[numbers[text] for text in row] for row in [*texts, texts[0]]]))
+    right_of = {"a": "apq", "b": "bq", "c": "cr"}
+    anchors_of = {"p": "pa", "q": "qab", "r": "rc"}
+    loss = 0.0
+    for row, (anchor, positive, _) in enumerate(texts):
+        scores = {
+            (other, place): 7.0 * cosine(vectors[row, 0], vectors[other, place])
+            for other in range(4)
+            for place in (1, 2)
+            if (other, place) == (row, 1) or texts[other][place] not in right_of[anchor]
+        }
+        forward = np.log(sum(map(np.exp, scores.values()))) - scores[row, 1]
+        back = {
+            other: 7.0 * cosine(vectors[row, 1], vectors[other, 0])
+            for other in range(4)
+            if other == row or texts[other][0] not in anchors_of[positive]
+        }
+        backward = np.log(sum(map(np.exp, back.values()))) - back[row]
+        loss += (forward + backward) / 2 if symmetric else forward
+    assert float(contrastive_sums(own, ALONE, 7.0, symmetric)[0]) == pytest.approx(loss, rel=1e-5)
+
+
+def test_all_right_answers_of_a_query_count(tmp_path, words):
+    pairs = [("cat", "a cat"), ("cat ", "cats"), ("cat", "dogs"), ("dog", "the dog"), ("dog", "dogs")]
+    task = dataclasses.replace(TASK, negatives=(), loss="contrastive")
+    split = task.read(written(tmp_path, "f.jsonl", ("a", "b"), pairs), task.columns, True)
+    rows = task.encode(split, words)
+    assert rows.texts.tolist() == [[1, 2], [1, 3], [1, 4], [5, 6], [5, 4]]
+    angles = {"cat": 0.0, "a cat": 2.0, "cats": 0.5, "dogs": 1.4, "dog": 1.5, "the dog": 2.2}
+
+    def measured() -> dict[str, float]:
+        turned = [[angles[text.strip()] for text in pair] for pair in pairs]
+        return task.measure(rows, list(np.stack([np.cos(turned), np.sin(turned)], axis=-1).astype(np.float32)))
+
+    assert measured() == {"mrr": 1.0, "accuracy": 1.0}
+    angles |= {"dogs": 0.4, "a cat": 1.45}  # "a cat" is nearest to dog
+    assert measured() == {"mrr": 0.75, "accuracy": 0.5}
+    assert "5 of 5 pairs repeat a text of another pair" in task.describe(rows, training=True).remarks[0]
 
 
 @pytest.mark.parametrize("value", [1.0, np.nan])
@@ -207,10 +261,15 @@ def gradients_of(loss: str, mesh: tuple[int, int] | None, mesh_config: MeshConfi
     weights = np.ones(16, np.float32)
     weights[5] = 0
     numbers_of_rows = np.array([*range(12), 3, 4, 0, 3], np.int32)  # some are in the batch twice, on other devices, too
+    # Rows 1 and 2 have the same positive, rows 6 and 9 the same anchor.
+    numbers_of_texts = np.arange(16 * texts, dtype=np.int32).reshape(16, texts)[numbers_of_rows]
+    numbers_of_texts[2, 1], numbers_of_texts[9, 0] = numbers_of_texts[1, 1], numbers_of_texts[6, 0]
     values = (draw.integers(5, 100, real.shape), 0, numbers, np.arange(length))
     batch = SideBySideBatch(
         *(np.where(real, value, 0).reshape(16, -1).astype(np.int32) for value in values),
-        labels=GroupLabels(draw.integers(0, 4, 16).astype(np.float32), np.ones((16, texts), bool), numbers_of_rows),
+        labels=GroupLabels(
+            draw.integers(0, 4, 16).astype(np.float32), np.ones((16, texts), bool), numbers_of_rows, numbers_of_texts
+        ),
         label_weights=weights,
     )
     abstract = bert.abstract_params(MODEL, objective.heads)

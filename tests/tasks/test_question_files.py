@@ -4,6 +4,7 @@ import csv
 import json
 import lzma
 import math
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,13 @@ from bert_jax.errors import UserError
 from bert_jax.storage.location import location
 from bert_jax.tasks import registry
 from bert_jax.tasks.kinds.question import QuestionTask
-from bert_jax.tasks.kinds.question_data import Answer, Question, locate
+from bert_jax.tasks.kinds.question_data import Answer, Question, QuestionRows, locate, windows_of
 from bert_jax.tasks.reading.inputs import InputRecord
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import Split
 from bert_jax.tasks.runs import prepare
 from bert_jax.tokenization import tokenizer as tokenizer_lib
+from bert_jax.tokenization.wordpiece import WordPieceSpec
 
 TASK = QuestionTask("own")
 CONTEXT = "The bridge was built in 1905 by Ada."
@@ -316,3 +318,57 @@ def test_a_table_without_a_header_loses_no_question_where_answers_are_not_asked_
     path.write_text(f"When?\t{CONTEXT}\nWho?\t{CONTEXT}\n")
     split = read(path, False, Columns("0", "1"))
     assert [one.question for one in split.items] == ["When?", "Who?"] and not split.labelled
+
+
+def test_windows_are_those_of_all_pieces_and_windows_at_once():
+    draw = np.random.default_rng(0)
+    cases = [tuple(map(int, draw.integers((0, 1, 1), (300, 80, 100)))) for _ in range(300)]
+    for pieces, room, stride in [*cases, (5000, 9, 4), (4097, 300, 1)]:
+        firsts = np.arange(0, max(pieces - room, 0) + min(stride, room), min(stride, room))
+        ends, place = np.minimum(firsts + room, pieces), np.arange(pieces)
+        inside = (firsts[:, None] <= place) & (place < ends[:, None])
+        sides = np.minimum(place - firsts[:, None], ends[:, None] - 1 - place) + 0.01 * (ends - firsts)[:, None]
+        best = np.where(inside, sides, -np.inf).argmax(axis=0)
+        windows = windows_of(pieces, room, stride)
+        np.testing.assert_array_equal(windows[:, :2], np.stack([firsts, ends], axis=1))
+        for number, (_, _, begin, end) in enumerate(windows):
+            assert np.flatnonzero(best == number).tolist() == list(range(begin, end))
+
+
+def test_memory_of_windows_grows_with_the_context():
+    tracemalloc.start()
+    windows_of(1_000_003, 300, 128)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 64e6
+
+
+def test_the_longest_answer_follows_the_training_file(tmp_path):
+    tokenizer = tokenizer_lib.Tokenizer(
+        WordPieceSpec(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "x", "y"), True, True)
+    )
+
+    def task_of(lengths: list[int], **options: int) -> tuple[QuestionTask, QuestionRows]:
+        rows = [
+            {"question": "who", "context": f"x {'the ' * length}y", "answers": ("the " * length).strip()}
+            for length in lengths
+        ]
+        path = tmp_path / "f.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        task = QuestionTask("own", max_length=100, **options)
+        encoded = task.encode(task.read(path, task.columns, True), tokenizer)
+        return task.fitted(encoded), encoded
+
+    assert task_of([3, 5])[0].max_answer_length == 30
+    assert task_of([3] * 99 + [50])[0].max_answer_length == 30
+    task, rows = task_of([3] * 98 + [40, 50])
+    assert task.max_answer_length == 40
+    assert [line.split(": ", 1)[1] for line in task.describe(rows, training=True).remarks] == [
+        "training answers are long, so answers of up to 40 pieces are predicted (task.max_answer_length)",
+        "1 answers are longer than task.max_answer_length=40 pieces, so they cannot be predicted; the longest has 50",
+    ]
+    task, rows = task_of([3, 50], max_answer_length=20)
+    assert task.max_answer_length == 20 and "1 answers are longer than" in task.describe(rows).remarks[0]
+    task, rows = task_of([3, 150, 90])
+    assert task.max_answer_length == 100 and rows.cut_answers == 1
+    assert "1 answers are in no window as a whole" in task.describe(rows).remarks[-1]

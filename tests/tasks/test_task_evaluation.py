@@ -401,15 +401,17 @@ def test_ranks_count_the_candidates_with_a_higher_score_and_half_of_those_with_t
     monkeypatch.setattr(metrics, "QUERIES_AT_ONCE", 2)
     queries = np.eye(3, dtype=np.float32)
     candidates = np.array([[1, 0, 3], [2, 0, 2], [2, 5, 1]], np.float32)
-    assert ranks_of(queries, candidates, np.array([1, 2, 2])).tolist() == [1.5, 1, 3]
-    collapsed = ranks_of(np.ones((3, 2), np.float32), np.ones((9, 2), np.float32), np.arange(3))
+    assert ranks_of(queries, candidates, [[1], [2], [2]]).tolist() == [1.5, 1, 3]
+    collapsed = ranks_of(np.ones((3, 2), np.float32), np.ones((9, 2), np.float32), [[0], [1], [2]])
     assert collapsed.tolist() == [5, 5, 5]
+    # Of several right candidates the best one counts, and the others are no rivals: [2, 3, 1], [0, 0, 5], [3, 2, 1].
+    assert ranks_of(queries, candidates, [[1, 2], [2], [1, 2]]).tolist() == [1, 1, 2]
 
 
 def test_a_score_that_is_not_a_number_counts_against_its_query():
     queries, candidates = np.ones((2, 1), np.float32), np.array([[1], [np.nan], [0]], np.float32)
-    assert ranks_of(queries, candidates, np.array([0, 0])).tolist() == [2, 2]
-    assert min(ranks_of(queries, candidates, np.array([1, 1]))) >= 3
+    assert ranks_of(queries, candidates, [[0], [0]]).tolist() == [2, 2]
+    assert min(ranks_of(queries, candidates, [[1], [1]])) >= 3
 
 
 def test_metrics_of_a_known_ranking():
@@ -420,6 +422,22 @@ def test_metrics_of_a_known_ranking():
     assert found["mrr@10"] == pytest.approx((1 / 2 + 1 + 0) / 3)
     assert found["recall@1"] == pytest.approx((0 + 1 + 0) / 3)
     assert found["recall@2"] == pytest.approx((1 / 3 + 1 + 0) / 3)
+    assert set(rank_metrics({"q": ["a", "a", "b"]}, {"q": {"a", "b"}}, cutoffs=(2,)).values()) == {1.0}
+
+
+def test_a_document_that_occurs_twice_counts_once(folder, capsys):
+    corpus = [{"_id": "d2", "text": "old"}, {"_id": "d10", "text": "a"}, {"_id": "d10", "text": "a"}]
+    (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(lines([*corpus, {"_id": "d2", "text": "two"}]).encode()))
+    seen: list[str] = []
+
+    def embed(texts, role):
+        seen.extend(texts)
+        return np.array([[text != "two", 1] for text in texts], np.float32)
+
+    found, counts = retrieval.measure_beir(folder, embed)
+    assert found["ndcg@10"] == found["mrr@10"] == found["recall@1"] == 1
+    assert counts == {"queries": 1, "documents": 2} and seen == ["first", "a", "two"]
+    assert "2 documents of" in capsys.readouterr().err
 
 
 def equal(texts, role):

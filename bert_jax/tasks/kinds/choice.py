@@ -4,7 +4,7 @@ First the items and the meaning of their labels, then `ChoiceTask`, its objectiv
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -207,7 +207,7 @@ class ChoiceTask(ChoiceOptions, PooledTask[MultipleChoice, "ChoiceRows"]):
         The object's fields have the names of the task's columns, or text (or context), start and choices.
         """
         line, names = record.line, self.choice_columns
-        if isinstance(record.content, str):
+        if not isinstance(record.content, Mapping):
             context, *texts = (checked_text(source, line, text) for text in record.plain_texts())
             return MultipleChoice(context, "", checked_choices(source, line, texts), None, line)
         # A list in one field, or else a field for each choice.

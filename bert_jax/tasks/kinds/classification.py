@@ -93,7 +93,7 @@ class TextTask(LayerMix, PooledTask[Example, LabelledRows]):
         if columns.text and not columns.text_pair:
             names.pop()
         texts = record_texts(source, record, names, needed=2 if columns.text_pair else 1)
-        if columns.marks and not isinstance(record.content, str):
+        if columns.marks and isinstance(record.content, Mapping):
             borders = [read_value(source, record, (name,)) for name in columns.marks]
             texts = labelled.mark_words(source, record.line, texts, borders)
         return Example(texts[0], texts[1] if len(texts) > 1 else None, None, record.line)

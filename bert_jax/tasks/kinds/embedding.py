@@ -3,6 +3,8 @@
 Read `EmbeddingTask` first. Above it are the contrastive losses and the objective.
 """
 
+import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int, Int64
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Int64
 
 from bert_jax.config import EmbeddingConfig, ModelConfig, TaskConfig
 from bert_jax.config.finetuning import EmbeddingOptions
@@ -58,6 +60,7 @@ class TextVectors(NamedTuple):
     present: Bool[Array, "B S"]
     weights: Float[Array, "B"]  # 0 for a filler
     numbers: Int[Array, "B"]  # of the rows in their file
+    texts: Int[Array, "B S"]  # equal for equal texts
 
 
 def contrastive_sums(own: TextVectors, placement: Placement, scale: float, symmetric: bool) -> tuple[Scalar, Scalar]:
@@ -66,8 +69,11 @@ def contrastive_sums(own: TextVectors, placement: Placement, scale: float, symme
     An anchor's candidates are the positives and hard negatives of all rows in the batch; a score is the cosine times
     scale (van den Oord et al. 2018, section 2.3; Henderson et al. 2017, section 4.4). This is
     MultipleNegativesRankingLoss of sentence-transformers. With symmetric, the loss is the mean of this one and the
-    cross-entropy of finding each positive's anchor among all anchors (Radford et al. 2021, figure 3). If a row is in
-    the batch twice, as at the end of an epoch, neither copy is a candidate of the other.
+    cross-entropy of finding each positive's anchor among all anchors (Radford et al. 2021, figure 3).
+
+    Texts that are right are no negatives: the positives of all rows in the batch with an equal anchor, and texts equal
+    to them or to the anchor. If a row is in the batch twice, as at the end of an epoch, neither copy is a candidate of
+    the other.
     """
 
     def masked_scores(
@@ -84,18 +90,29 @@ def contrastive_sums(own: TextVectors, placement: Placement, scale: float, symme
     numbers = placement.gather_rows(own.numbers)
     itself = jnp.arange(len(numbers))[None] == right[:, None]
     other = itself | (numbers[None] != own.numbers[:, None])
+    texts = placement.gather_rows(own.texts)
+
+    def negative(sought: Int[Array, "B"], column: int, candidates: Int[Array, "K"]) -> Bool[Array, "B K"]:
+        """Whether candidates are wrong for texts of a column of pairs, in which they stand next to right ones."""
+        rows_of_text = sought[:, None] == texts[None, :, column]
+        partners = texts[:, 1 - column][:, None] == candidates[None]
+        right = jnp.einsum("br,rk->bk", rows_of_text.astype(jnp.float32), partners.astype(jnp.float32)) > 0
+        return ~right & (sought[:, None] != candidates[None])
+
     # The positive of row i is candidate i, because all positives come first.
     candidates = jnp.swapaxes(rows[:, 1:], 0, 1).reshape(-1, rows.shape[-1])
     possible = jnp.tile(other, rows.shape[1] - 1) & real[:, 1:].T.reshape(1, -1)
+    own_positive = jnp.arange(candidates.shape[0])[None] == right[:, None]
+    possible &= own_positive | negative(own.texts[:, 0], 0, texts[:, 1:].T.reshape(-1))
     scores = masked_scores(units[:, 0], candidates, possible)
     picked = jnp.take_along_axis(scores, right[:, None], axis=1)[:, 0]
     losses = jax.nn.logsumexp(scores, axis=1) - picked
     if symmetric:
-        backward = masked_scores(units[:, 1], rows[:, 0], other & real[None, :, 0])
+        possible = other & real[None, :, 0] & (itself | negative(own.texts[:, 1], 1, texts[:, 0]))
+        backward = masked_scores(units[:, 1], rows[:, 0], possible)
         losses = (losses + jax.nn.logsumexp(backward, axis=1) - picked) / 2
     # A tie counts as wrong, so that equal vectors for all texts have accuracy 0.
-    others = jnp.arange(scores.shape[1])[None] != right[:, None]
-    highest = jnp.where(others, jax.lax.stop_gradient(scores), IMPOSSIBLE).max(axis=1)
+    highest = jnp.where(~own_positive, jax.lax.stop_gradient(scores), IMPOSSIBLE).max(axis=1)
     correct = picked > highest  # false where a score is NaN
     return (losses * own.weights).sum(), (correct * own.weights).sum()
 
@@ -129,6 +146,7 @@ class GroupLabels(NamedTuple):
     scores: Any  # f32[B]; 0 if there are none
     present: Any  # bool[B,S]; a row's positions are S equal parts
     numbers: Any  # i32[B], the row's number in its file
+    texts: Any  # i32[B,S], equal for equal texts; 0 if absent
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -141,7 +159,18 @@ class EmbeddingRows(SideBySideRows[TextGroup]):
     def targets_of(
         self, rows: Int64[np.ndarray, "B"], present: Bool[np.ndarray, "B S"]
     ) -> tuple[GroupLabels, Float32[np.ndarray, "B"]]:
-        return GroupLabels(self.scores[rows], present, rows.astype(np.int32)), self.label_weights[rows]
+        labels = GroupLabels(self.scores[rows], present, rows.astype(np.int32), self.texts[rows])
+        return labels, self.label_weights[rows]
+
+    @functools.cached_property
+    def texts(self) -> Int32[np.ndarray, "R S"]:
+        """The texts' numbers, from 1, equal for equal texts; 0 if absent."""
+        numbers = np.zeros(self.part_lengths.shape, np.int32)
+        known: dict[str, int] = {}
+        for row, item in enumerate(self.split.items):
+            for place, text in enumerate(item.texts):
+                numbers[row, place] = known.setdefault(text.strip(), len(known) + 1) if text else 0
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -179,7 +208,7 @@ class EmbeddingObjective(TaskObjective):
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B S D"], batch: TaskBatch) -> Terms:
         labels, placement = batch.labels, model.runtime.placement
-        whole = TextVectors(outputs, labels.present, batch.label_weights, labels.numbers)
+        whole = TextVectors(outputs, labels.present, batch.label_weights, labels.numbers, labels.texts)
         parts = truncations(whole, self.dimensions)
         if self.scored:
             losses = [cosent_sum(part, labels.scores, placement, self.scale) for part in parts]
@@ -346,6 +375,14 @@ class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
         for key in unused:
             if (text := getattr(self, key)) and text not in [getattr(self, other) for other in used]:
                 remarks.append(f"{path}: its pairs are read without task.{key} ({text!r}), which is for {purpose}")
+        if training and not scored:
+            texts = [item.texts for item in rows.split.items]
+            anchors, positives = (Counter(text[place].strip() for text in texts) for place in (0, 1))
+            if count := sum(max(anchors[first.strip()], positives[second.strip()]) > 1 for first, second, *_ in texts):
+                remarks.append(
+                    f"{path}: {count} of {rows.count} pairs repeat a text of another pair; equal texts are no "
+                    "negatives of one another"
+                )
         if self.similarity != COSINE:
             remarks.append(f"pairs are measured by cosines, but the checkpoint's similarity is {self.similarity!r}")
         return Description({}, remarks)
@@ -364,9 +401,10 @@ class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
         """The metrics, from vectors f32[S, D] per row, which have length 1.
 
         For pairs with a score, spearman and pearson (or the REGRESSION_METRICS that task.metrics names) compare the
-        cosines with the scores. For other rows, mrr and accuracy are the mean reciprocal rank of an anchor's positive
-        among all positives and hard negatives of the file, and how often it alone comes first. Equal texts are one
-        candidate, and texts with equal cosines share the mean of their ranks.
+        cosines with the scores. For other rows, mrr and accuracy are means over the distinct anchors: the reciprocal
+        rank of its best positive among all positives and hard negatives of the file, and how often it comes first. All
+        positives of equal anchors are right. Equal texts are one candidate, and texts with equal cosines share the
+        mean of their ranks.
         """
         vectors = np.stack(answers)
         if rows.split.items[0].score is not None:
@@ -374,12 +412,16 @@ class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
             cosines = (vectors[:, 0] * vectors[:, 1]).sum(axis=-1, dtype=np.float64)
             return compute_metrics(REGRESSION_METRICS, names, rows.scores, cosines)
         # By text, so that a positive that occurs twice does not compete with itself.
-        candidates: dict[str, np.ndarray] = {}
-        for item, texts in zip(rows.split.items, vectors, strict=True):
-            candidates |= {text: vector for text, vector in zip(item.texts[1:], texts[1:], strict=False) if text}
-        numbers = {text: number for number, text in enumerate(candidates)}
-        right = np.array([numbers[item.texts[1]] for item in rows.split.items])
-        ranks = ranks_of(vectors[:, 0], np.stack(list(candidates.values())), right)
+        candidates: dict[int, np.ndarray] = {}
+        queries: dict[int, np.ndarray] = {}
+        positives: dict[int, set[int]] = {}
+        for numbers, texts in zip(rows.texts.tolist(), vectors, strict=True):
+            candidates |= {number: text for number, text in zip(numbers[1:], texts[1:], strict=True) if number}
+            queries.setdefault(numbers[0], texts[0])
+            positives.setdefault(numbers[0], set()).add(numbers[1])
+        places = {number: place for place, number in enumerate(candidates)}
+        right = [[places[number] for number in known] for known in positives.values()]
+        ranks = ranks_of(np.stack(list(queries.values())), np.stack(list(candidates.values())), right)
         values = {"mrr": float((1 / ranks).mean()), "accuracy": float((ranks == 1).mean())}
         return select_metrics([name for name in self.metrics if name in RANKED] or RANKED, values)
 

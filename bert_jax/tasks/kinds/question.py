@@ -4,6 +4,7 @@ question_data.py reads questions and encodes them as rows that slide over a long
 the best answers by row and by question, and `QuestionTask` with its objective.
 """
 
+import math
 import re
 import string
 from collections import Counter
@@ -233,6 +234,8 @@ def decode(rows: QuestionRows, answers: Sequence[RowAnswers], count: int = N_BES
 
 # Without a threshold from a dev file: no answer if it is more probable than the best one (run_squad.py's default).
 NULL_THRESHOLD = 0.5
+ANSWER_LENGTH = 30  # the most pieces of an answer by default (run_squad.py)
+COMMON = 0.99  # the share of the training file's answers that max_answer_length fits
 
 
 @dataclass(frozen=True)
@@ -304,12 +307,37 @@ class QuestionTask(QuestionOptions, Task[Question, QuestionRows]):
                 f"{path}: {rows.not_found} of {len(questions)} questions have no answer that occurs in the "
                 "context; they are not trained on"
             )
+        remarks += self._long_answers(rows, training)
         without = sum(question.answers == () for question in questions)
         counts = {"unanswerable": without, "answers_moved": rows.moved, "answers_not_found": rows.not_found}
         return Description(counts, remarks)
 
+    def fitted(self, rows: QuestionRows) -> "QuestionTask":
+        """Sets max_answer_length, unless it is given: ANSWER_LENGTH, or what COMMON of the answers need."""
+        sizes = sorted(filter(None, rows.answer_sizes))
+        if self.max_answer_length or not sizes:
+            return self
+        common = sizes[math.ceil(COMMON * len(sizes)) - 1]
+        return replace(self, max_answer_length=min(max(common, ANSWER_LENGTH), self.max_length))
+
+    def _long_answers(self, rows: QuestionRows, training: bool) -> list[str]:
+        """Remarks about answers that cannot be predicted, or that need a longer limit than usual."""
+        path, limit = rows.split.path, self.max_answer_length or ANSWER_LENGTH
+        long = sum(size > limit for size in rows.answer_sizes)
+        remarks = {
+            f"{path}: training answers are long, so answers of up to {limit} pieces are predicted "
+            "(task.max_answer_length)": training and limit > ANSWER_LENGTH,
+            f"{path}: {long} answers are longer than task.max_answer_length={limit} pieces, so they cannot be "
+            f"predicted; the longest has {max(rows.answer_sizes, default=0)}": long,
+            f"{path}: {rows.cut_answers} answers are in no window as a whole, so they are trained as no answer; "
+            f"increase task.max_length={self.max_length} or decrease task.doc_stride={self.doc_stride}": (
+                rows.cut_answers
+            ),
+        }
+        return [remark for remark, applies in remarks.items() if applies]
+
     def objective(self) -> TaskObjective:
-        return QuestionObjective(self.max_answer_length)
+        return QuestionObjective(self.max_answer_length or ANSWER_LENGTH)
 
     def measure(self, rows: QuestionRows, answers: Sequence[RowAnswers]) -> dict[str, float]:
         """The metrics of SQuAD 1.1, or of 2.0 if the task or the split has questions without an answer.

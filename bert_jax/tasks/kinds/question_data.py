@@ -4,7 +4,7 @@ import functools
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -125,7 +125,7 @@ def parse_question(source: Path, record: InputRecord, columns: Columns) -> Quest
     """
     names = [(columns.text, "question"), (columns.text_pair, "context")]
     question, context = record_texts(source, record, names, needed=2)
-    name = None if isinstance(record.content, str) else record.content.get("id")
+    name = record.content.get("id") if isinstance(record.content, Mapping) else None
     return _question(source, record.line, question, context, None, name)
 
 
@@ -279,8 +279,16 @@ class QuestionRows(TaskRows[Question]):
     question_offsets: Int64[np.ndarray, "K"]  # question q has the rows question_offsets[q]:question_offsets[q + 1]
     first_pieces: Int64[np.ndarray, "R"]  # the window's first piece, as an index among the P pieces
     characters: Int32[np.ndarray, "P 2"]  # each piece's [start, end) in its context
+    answer_sizes: tuple[int, ...]  # the pieces of each question's answer; 0: none, or unknown
     moved: int  # answers that are not at their answer_start
     not_found: int  # questions without an answer that is in the context
+
+    @property
+    def cut_answers(self) -> int:
+        """The number of answers that no row holds entirely."""
+        held = np.zeros(len(self.answer_sizes), bool)
+        np.logical_or.at(held, self.items(), self.places[:, 1] > 0)
+        return int((~held & (np.array(self.answer_sizes) > 0)).sum())
 
     def items(self) -> Int64[np.ndarray, "R"]:
         """The question per row."""
@@ -370,9 +378,13 @@ def encode_questions(
         question_offsets=np.cumsum([0, *counts], dtype=np.int64),
         first_pieces=first_pieces,
         characters=characters.astype(np.int32),
+        answer_sizes=tuple(label.last - label.first + 1 if label.first >= 0 else 0 for label in labels),
         moved=sum(label.moved for label in labels),
         not_found=int((~known).sum()) if split.labelled else 0,
     )
+
+
+PIECES_AT_ONCE = 4096
 
 
 @functools.lru_cache(maxsize=4096)
@@ -384,12 +396,20 @@ def windows_of(pieces: int, room: int, stride: int) -> Int32[np.ndarray, "W 4"]:
     window's length; the first window with the most context is the best (run_squad.py, _check_is_max_context). A
     context without pieces has one empty window.
     """
-    firsts = np.arange(0, max(pieces - room, 0) + min(stride, room), min(stride, room))
+    step = min(stride, room)
+    firsts = np.arange(0, max(pieces - room, 0) + step, step)
     ends = np.minimum(firsts + room, pieces)
-    place = np.arange(pieces)
-    inside = (firsts[:, None] <= place) & (place < ends[:, None])
-    sides = np.minimum(place - firsts[:, None], ends[:, None] - 1 - place) + 0.01 * (ends - firsts)[:, None]
-    best = np.where(inside, sides, -np.inf).argmax(axis=0)
+    best = np.zeros(pieces, np.int64)
+    # At most `most` windows contain a piece. In parts, so that memory grows with the context, not with its square.
+    most = -(-room // step)
+    for start in range(0, pieces, PIECES_AT_ONCE):
+        place = np.arange(start, min(start + PIECES_AT_ONCE, pieces))[:, None]
+        lowest = np.maximum(-((room - 1 - place) // step), 0)
+        windows = np.minimum(lowest + np.arange(most), len(firsts) - 1)
+        first, end = firsts[windows], ends[windows]
+        sides = np.minimum(place - first, end - 1 - place) + 0.01 * (end - first)
+        sides[(place < first) | (end <= place)] = -np.inf
+        best[place[:, 0]] = np.take_along_axis(windows, sides.argmax(axis=1)[:, None], axis=1)[:, 0]
     # The pieces whose best window is the same are adjacent.
     best_firsts = np.searchsorted(best, np.arange(len(firsts)), side="left")
     best_ends = np.searchsorted(best, np.arange(len(firsts)), side="right")

@@ -26,10 +26,10 @@ from bert_jax.tasks.kinds.span_data import (
     encode_spans,
     read_spans,
 )
-from bert_jax.tasks.kinds.tagging import span_object
+from bert_jax.tasks.kinds.tagging import RawWords, span_object
 from bert_jax.tasks.metrics import best_threshold, check_metric_names, retrieval_metrics
 from bert_jax.tasks.reading import labelled, tables
-from bert_jax.tasks.reading.inputs import InputRecord, read_value, record_words
+from bert_jax.tasks.reading.inputs import PIECES, InputRecord, read_value, record_words, unit_of_words
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import Span, SpannedSentence, Split
 from bert_jax.tasks.task import Description, Task
@@ -149,7 +149,7 @@ RELATION_METRICS = ("relation_f1", "relation_precision", "relation_recall")
 
 
 @dataclass(frozen=True)
-class SpanTask(SpanOptions, Task[SpannedSentence, SpanRows]):
+class SpanTask(SpanOptions, RawWords, Task[SpannedSentence, SpanRows]):
     """Spans of up to max_span words, which may overlap and nest, each with a type.
 
     span_scores=binary predicts every type on its own, `classes` by a softmax over the types and none. span_vectors:
@@ -190,12 +190,14 @@ class SpanTask(SpanOptions, Task[SpannedSentence, SpanRows]):
 
     def parse_record(self, source: Path, record: InputRecord) -> SpannedSentence:
         """A sentence from words or a raw text; with `spans` if these are given."""
-        words, text, offsets = record_words(source, record, self.columns.text)
+        # Given spans count the words of the text, which must not be split again.
+        unit = PIECES if self.pairs_are_given else self.raw_words
+        words, text, offsets, raw = record_words(source, record, self.columns.text, unit)
         spans: tuple[Span, ...] = ()
         if self.pairs_are_given:
             values = read_value(source, record, (self.columns.label, "spans"))
             spans = checked_spans(f"{source} line {record.line}: spans", values, len(words))
-        return SpannedSentence(words, spans, (), record.line, text, offsets)
+        return SpannedSentence(words, spans, (), record.line, text, offsets, raw and not self.pairs_are_given)
 
     def complete(self, train: Split[SpannedSentence]) -> Task:
         """Sets the types, the longest span and the metrics. Raises UserError for a file without spans."""
@@ -204,11 +206,12 @@ class SpanTask(SpanOptions, Task[SpannedSentence, SpanRows]):
             raise _missing(train, "spans")
         longest = self.max_span or min(max(span.end - span.first for span in spans), LONGEST_BY_DEFAULT)
         labels = self.labels or tuple(sorted({span.label for span in spans}))
-        return replace(self, labels=labels, max_span=longest).with_metrics()
+        raw_words = unit_of_words(item.words for item in train.items)
+        return replace(self, labels=labels, max_span=longest, raw_words=raw_words).with_metrics()
 
     def encode(self, split: Split[SpannedSentence], tokenizer: Tokenizer) -> SpanRows:
         return encode_spans(
-            split,
+            self.split_raw(split, tokenizer),
             tokenizer,
             max_length=self.max_length,
             max_span=self.max_span,

@@ -17,6 +17,8 @@ from bert_jax.model.heads.structured import choose_spans, possible_spans, take_s
 from bert_jax.model.outputs import relation_logits, span_logits, span_vectors
 from bert_jax.model.transformer import gather_positions
 from bert_jax.tasks.labels import check_label
+from bert_jax.tasks.reading.entities import entity_remarks, mark_entities
+from bert_jax.tasks.reading.inputs import checked_text
 from bert_jax.tasks.reading.tables import Column, Columns, is_stored, read_records
 from bert_jax.tasks.rows import Relation, Span, SpannedSentence, Split, Taken, TaskBatch, WordRows, encode_words
 from bert_jax.tasks.task import TaskObjective, span_sums
@@ -42,6 +44,7 @@ def read_spans(
 ) -> Split[SpannedSentence]:
     """Reads sentences of `tokens` with `spans` and, if asked, `relations`, unless columns name the first two.
 
+    Spans count words; those of a text, instead of a list of words, count characters (mark_entities).
     A file is labelled if it has spans or, if relations are read, relations that are not all null. spans_required: spans
     are part of the input, so that a file must have them even without labels. Raises UserError, with file and line, for
     a file of another kind, missing labels or columns that are required, and a malformed span or relation.
@@ -61,14 +64,20 @@ def read_spans(
     labelled = any(record.values[deciding] is not None for record in records)
     if label_required and not labelled:
         raise UserError(f"{path} has no labels: column {requested[deciding].name!r} is null throughout")
-    items = []
+    items, widened = [], 0
     for number, (words, span_values, relation_values) in records:
         source = f"{path} line {number}"
-        if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
+        text, offsets = None, None
+        if isinstance(words, str):  # whose spans are characters
+            text = checked_text(path, number, words)
+            words, offsets, sentence_spans, wider = mark_entities(f"{source}: {spans}", text, span_values or [])
+            widened += wider
+        elif not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
             raise UserError(
                 f"{source}: {tokens} is {words!r:.60}; expected a list of words, each a text that is not empty"
             )
-        sentence_spans = checked_spans(f"{source}: {spans}", span_values or [], len(words))
+        else:
+            sentence_spans = checked_spans(f"{source}: {spans}", span_values or [], len(words))
         between = []
         for place, head, tail, label in _checked_objects(f"{source}: relations", relation_values or [], "relations"):
             count = len(sentence_spans)
@@ -78,8 +87,8 @@ def read_spans(
                     f"{count})"
                 )
             between.append(Relation(label, head, tail))
-        items.append(SpannedSentence(tuple(words), sentence_spans, tuple(between), number))
-    return Split(path, tuple(items), labelled)
+        items.append(SpannedSentence(tuple(words), sentence_spans, tuple(between), number, text, offsets))
+    return Split(path, tuple(items), labelled, remarks=entity_remarks(widened))
 
 
 def checked_spans(source: str, values: Any, words: int) -> tuple[Span, ...]:

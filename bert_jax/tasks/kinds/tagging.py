@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +27,9 @@ from bert_jax.model.heads.config import Heads
 from bert_jax.model.outputs import encode_for_task, tag_logits
 from bert_jax.tasks.labels import LabelTask
 from bert_jax.tasks.metrics import TAGGING_METRICS, compute_metrics
-from bert_jax.tasks.reading.inputs import InputRecord, record_words
-from bert_jax.tasks.reading.labelled import read_conll, read_conllu, read_word_lists
-from bert_jax.tasks.reading.tables import Columns, is_stored, kind_of_file
+from bert_jax.tasks.reading.inputs import PIECES, InputRecord, cut_words, record_words, unit_of_words
+from bert_jax.tasks.reading.labelled import has_conll_columns, read_conll, read_conllu, read_word_lists, read_word_table
+from bert_jax.tasks.reading.tables import Columns, ending, is_stored, kind_of_file
 from bert_jax.tasks.rows import (
     IGNORED,
     LabelledWordRows,
@@ -43,6 +43,7 @@ from bert_jax.tasks.rows import (
     spans,
 )
 from bert_jax.tasks.task import Description, Rows, SoftClassObjective, Task, TaskObjective, chain_sums
+from bert_jax.tokenization.specification import is_unspaced
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import PLAIN, ClassCosts, classification_sums
 from bert_jax.train.objectives import Counts, Term, Terms
@@ -50,20 +51,71 @@ from bert_jax.train.objectives import Counts, Term, Terms
 SentenceReader = Callable[[Path, Columns, bool], Split[Sentence]]
 
 
+SplitOfWords = TypeVar("SplitOfWords", bound=Split[Any])
+
+
 @dataclass(frozen=True)
-class WordTask(Task[Sentence, Rows]):
+class RawWords:
+    """How a task splits a raw text in a script without spaces (Chinese, Japanese, Thai ...): as its training file."""
+
+    raw_words: str = PIECES  # or CHARACTERS, ALL_CHARACTERS
+
+    def split_raw(self, split: SplitOfWords, tokenizer: Tokenizer) -> SplitOfWords:
+        """Splits the words of raw texts before the tokenizer's pieces, unless the training file has characters."""
+        if self.raw_words != PIECES or not any(item.raw and not item.text.isascii() for item in split.items):
+            return split
+        return replace(split, items=tuple(_in_pieces(item, tokenizer) if item.raw else item for item in split.items))
+
+    @property
+    def raw_rule(self) -> str:
+        """How raw texts in scripts without spaces are split, for a remark."""
+        if self.raw_words != PIECES:
+            return "into characters, as in the training file"
+        return "before the tokenizer's pieces; to split it otherwise, give lists of words (tokens)"
+
+
+def unspaced_texts(items: Sequence[Any]) -> int:
+    """The number of raw texts with words in scripts without spaces."""
+    return sum(getattr(item, "raw", False) and any(map(is_unspaced, item.text)) for item in items)
+
+
+def _in_pieces(item: Any, tokenizer: Tokenizer) -> Any:
+    _, characters = tokenizer.of_tasks.encode_offsets(item.text)
+    offsets = cut_words(item.text, item.offsets, {int(start) for start, _ in characters})
+    words = tuple(item.text[start:end] for start, end in offsets)
+    item = item._replace(words=words, offsets=tuple(offsets))
+    return item._replace(lines=(item.lines[0],) * len(words)) if isinstance(item, Sentence) else item
+
+
+@dataclass(frozen=True)
+class WordTask(RawWords, Task[Sentence, Rows]):
     """A task with a label for every word."""
 
     def reader_of(self, path: Path) -> SentenceReader:
-        """The reader for a file, by its name: for CoNLL-U, CoNLL columns, or stored lists (tables.is_stored)."""
+        """The reader for a file, by its name: for CoNLL-U, CoNLL columns, CSV, or stored lists (tables.is_stored)."""
         if is_stored(path):
             return functools.partial(read_word_lists, labels=self.numbered_labels)
+        if ending(path) == ".csv":
+            return read_word_table
         return read_conllu if kind_of_file(path) == "conllu" else read_conll
+
+    def is_label(self, written: str) -> bool:
+        """Whether a text may be the label of a word."""
+        return False
+
+    def has_layout(self, path: Path) -> bool:
+        """Also true for CoNLL columns with the task's labels."""
+        return super().has_layout(path) or has_conll_columns(path, self.columns, self.is_label)
 
     def parse_record(self, source: Path, record: InputRecord) -> Sentence:
         """A sentence from words or a raw text (record_words)."""
-        words, text, offsets = record_words(source, record, self.columns.text)
-        return Sentence(words, None, (record.line,) * len(words), text, offsets)
+        words, text, offsets, raw = record_words(source, record, self.columns.text, self.raw_words)
+        return Sentence(words, None, (record.line,) * len(words), text, offsets, raw)
+
+    def complete(self, train: Split[Sentence]) -> Task:
+        """Also records how the file splits text without spaces into words."""
+        task = replace(self, raw_words=unit_of_words(item.words for item in train.items))
+        return super(WordTask, task).complete(train)
 
 
 def sentence_objects(rows: LabelledWordRows, **values: Sequence[Any]) -> list[dict[str, Any]]:
@@ -315,6 +367,10 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
                 f"task.crf_rate is {self.crf_rate}, but there is no CRF; leave it out, or set task.crf=True"
             )
 
+    def is_label(self, written: str) -> bool:
+        entity = structured.marks_entities(self.labels) and structured.ENTITY_TAG.fullmatch(written)
+        return bool(entity) or written in {*self.labels, *self.label_map, IGNORED}
+
     def labels_in(self, split: Split[Sentence]) -> set[str]:
         return {tag for sentence in split.items for tag in known_tags(sentence)}
 
@@ -368,7 +424,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         if task.class_weights:  # counted by words, however many pieces of each are trained
             weights = task.weights_of(train, (task.labels[number] for number in task.label_ids(train)))
             task = replace(task, class_weight_values=weights)
-        return task.with_metrics()
+        return super(TaggingTask, task).complete(train)
 
     def default_metrics(self) -> tuple[str, ...]:
         if structured.marks_entities(self.labels):
@@ -381,6 +437,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         Entity tags are converted to the scheme of the task's labels. A tag that cannot follow the previous one is
         counted, and interpreted as in conlleval (entities).
         """
+        split = self.split_raw(split, tokenizer)
         words = encode_words(split, tokenizer, self.max_length)
         labels, weights = np.zeros(len(words.input_ids), np.int32), np.zeros(len(words.input_ids), np.float32)
         irregular = 0

@@ -17,6 +17,7 @@ from bert_jax.tasks.kinds.tagging import WordTask, sentence_objects
 from bert_jax.tasks.labels import parse_number
 from bert_jax.tasks.metrics import LARGEST, REGRESSION_METRICS, UNDEFINED_OF_ONE, compute_metrics
 from bert_jax.tasks.reading import tables
+from bert_jax.tasks.reading.inputs import unit_of_words
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import LabelledWordRows, Sentence, Split, TaskBatch, encode_words
 from bert_jax.tasks.task import Description, ScaledObjective, ScaledTask, Task, TaskObjective
@@ -43,15 +44,20 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
             return replace(split, labelled=False)
         return split
 
+    def is_label(self, written: str) -> bool:
+        return written in MISSING or abs(parse_number(written)) <= LARGEST
+
     def complete(self, train: Split[Sentence]) -> Task:
         numbers = _numbers(train)
-        return self.scaled(numbers[~np.isnan(numbers)]).with_metrics()
+        task = replace(self, raw_words=unit_of_words(item.words for item in train.items))
+        return task.scaled(numbers[~np.isnan(numbers)]).with_metrics()
 
     def encode(self, split: Split[Sentence], tokenizer: Tokenizer) -> LabelledWordRows:
         """Rows of words (encode_words). A word's number is at its first piece; all other positions weigh 0.
 
         Raises UserError, with file and line, for a value that is neither a number nor in MISSING.
         """
+        split = self.split_raw(split, tokenizer)
         words = encode_words(split, tokenizer, self.max_length)
         labels, weights = np.zeros(len(words.input_ids)), np.zeros(len(words.input_ids), np.float32)
         if split.labelled:

@@ -8,7 +8,8 @@ import json
 import os
 import select
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
@@ -30,23 +31,32 @@ from bert_jax.tasks.reading.tables import (
     parquet_rows,
     parquet_schemas,
 )
+from bert_jax.tokenization.specification import is_unspaced
 
 # The inputs of predict, record by record: their texts and words.
 
 
 JOINER = "\u200d"  # between the parts of an emoji
+# How a raw text is split where its script has no spaces between words (Chinese, Japanese, Thai ...).
+PIECES = "pieces"  # before each of the tokenizer's pieces; done by the task, which has a tokenizer
+CHARACTERS = "characters"
+ALL_CHARACTERS = "all_characters"  # also between letters and digits of other scripts, as some Chinese corpora are
+SINGLE = 0.9  # the share of characters that must be words of their own, if words are characters
+ENOUGH = 20  # characters of other scripts that show how they are split
 
 
 class InputRecord(NamedTuple):
-    """One input: a line of plain text, or the object that a line of JSON holds, or a text or object of a caller."""
+    """One input: a line of plain text, or the object in a line of JSON, or a text, a tuple of texts or an object."""
 
     line: int  # in its file, from 1
-    content: str | Mapping[str, Any]
+    content: str | tuple[str, ...] | Mapping[str, Any]
     tabs: bool = True  # whether tabs separate the texts of a plain line; in the texts of a caller they are white space
 
     def plain_texts(self) -> list[str]:
-        """The texts of a plain line."""
-        assert isinstance(self.content, str)
+        """The texts of a plain line, or of a tuple."""
+        assert not isinstance(self.content, Mapping)
+        if isinstance(self.content, tuple):
+            return list(self.content)
         return self.content.split("\t") if self.tabs else [self.content]
 
 
@@ -56,6 +66,7 @@ class Words(NamedTuple):
     words: tuple[str, ...]
     text: str | None  # None if only words were given
     offsets: tuple[tuple[int, int], ...] | None  # of each word, the characters [start, end) of the text
+    raw: bool = False  # whether the words are the text, split
 
 
 def record_texts(source: Path, record: InputRecord, names: Sequence[Sequence[str]], needed: int) -> list[str]:
@@ -64,19 +75,19 @@ def record_texts(source: Path, record: InputRecord, names: Sequence[Sequence[str
     names has the possible field names, text by text, and the first `needed` texts are required. Raises UserError for a
     text that is missing, empty or not a string, and for too many tabs.
     """
-    if isinstance(record.content, str):
+    if not isinstance(record.content, Mapping):
         texts: list[Any] = record.plain_texts()
         fields = ", ".join(choice[-1] for choice in names)
         if len(texts) < needed and not record.tabs:
             raise UserError(
-                f"{source} line {record.line} is one text, but the task needs {needed}. Give an object with the fields "
-                f"{fields}"
+                f"{source} line {record.line} is one text, but the task needs {needed}. Give a tuple, or an object "
+                f"with the fields {fields}"
             )
         if not needed <= len(texts) <= len(names):
             expected = f"{needed}" if needed == len(names) else f"{needed} to {len(names)}"
             raise UserError(
-                f"{source} line {record.line} has {len(texts)} texts separated by tabs; expected {expected}: {fields}. "
-                "Correct the line"
+                f"{source} line {record.line} has {len(texts)} texts{' separated by tabs' if record.tabs else ''}; "
+                f"expected {expected}: {fields}. Correct the line"
             )
     else:
         values = [read_value(source, record, choice, required=place < needed) for place, choice in enumerate(names)]
@@ -89,7 +100,7 @@ def read_value(source: Path, record: InputRecord, names: Sequence[str], required
 
     Raises UserError for a missing field that is required, and for a plain line.
     """
-    if isinstance(record.content, str):
+    if not isinstance(record.content, Mapping):
         raise UserError(
             f"{source} line {record.line} is plain text, but {names[-1]!r} is required. Write JSON lines: {{...}}"
         )
@@ -98,6 +109,8 @@ def read_value(source: Path, record: InputRecord, names: Sequence[str], required
             return record.content[name]
     if not required:
         return None
+    if null := next((name for name in names if name in record.content), ""):
+        raise UserError(f"{source} line {record.line}: {null!r} is null. Give it a value, or remove the line")
     fields = ", ".join(map(repr, record.content)) or "none"
     expected = " or ".join(repr(name) for name in dict.fromkeys(names) if name)
     raise UserError(f"{source} line {record.line} has no field {expected}; its fields are: {fields}. Add or rename it")
@@ -117,22 +130,22 @@ def checked_text(source: Path, line: int, text: Any, part: str = "") -> str:
     return text
 
 
-def record_words(source: Path, record: InputRecord, column: str = "") -> Words:
-    """A record's words: the list in its `column`, `tokens` or `words`, or its text, split.
+def record_words(source: Path, record: InputRecord, column: str = "", unit: str = CHARACTERS) -> Words:
+    """A record's words: the list in its `column`, `tokens` or `words`, or its text, split by split_text.
 
     If there are tokens and a text, the tokens are located in the text, in order. Raises UserError as record_texts does,
     and for a token that the text lacks.
     """
     lists = list | tuple | np.ndarray  # in rows of a caller, tuples and arrays stand for lists
     tokens = None
-    if not isinstance(record.content, str):
+    if isinstance(record.content, Mapping):
         tokens = record.content.get(column) if column else None
         if not isinstance(tokens, lists):
             tokens = read_value(source, record, ("tokens", "words"), required=False)
     if tokens is None:
         (text,) = record_texts(source, record, [(column, "text")], needed=1)
-        offsets = split_words(text)
-        return Words(tuple(text[start:end] for start, end in offsets), text, tuple(offsets))
+        offsets = split_text(text, unit)
+        return Words(tuple(text[start:end] for start, end in offsets), text, tuple(offsets), raw=True)
     if not isinstance(tokens, lists) or not len(tokens):
         raise UserError(f"{source} line {record.line}: tokens is {tokens!r:.60}; expected a list of words")
     # As in training, a token may be white space or empty.
@@ -177,6 +190,49 @@ def split_words(text: str) -> list[tuple[int, int]]:
     if start is not None:
         words.append((start, len(text)))
     return words
+
+
+def split_text(text: str, unit: str = CHARACTERS) -> list[tuple[int, int]]:
+    """split_words, whose words in scripts without spaces are split into characters, with their marks, unless PIECES."""
+    offsets = split_words(text)
+    if unit == PIECES or text.isascii():
+        return offsets
+    return cut_words(text, offsets, range(len(text) + 1), everywhere=unit == ALL_CHARACTERS)
+
+
+def cut_words(
+    text: str, offsets: Sequence[tuple[int, int]], borders: Collection[int], everywhere: bool = False
+) -> list[tuple[int, int]]:
+    """Splits words at those borders (characters of the text) that are next to a character of a script without spaces.
+
+    With `everywhere`, at all borders. Marks and joiners stay with the character before them.
+    """
+    words = []
+    for first, end in offsets:
+        start = first
+        for place in range(first + 1, end):
+            joined = text[place] == JOINER or text[place - 1] == JOINER or unicodedata.category(text[place])[0] == "M"
+            beside = everywhere or is_unspaced(text[place]) or is_unspaced(text[place - 1])
+            if beside and not joined and place in borders:
+                words.append((start, place))
+                start = place
+        words.append((start, end))
+    return words
+
+
+def unit_of_words(sentences: Iterable[Sequence[str]]) -> str:
+    """How the words of a training file split text without spaces: by CHARACTERS, ALL_CHARACTERS, or else PIECES."""
+    counts = Counter(word for words in sentences for word in words if word.isalnum() or not word.isascii())
+    single, total = [0, 0], [0, 0]  # characters of scripts without spaces, and other letters and digits
+    for word, count in counts.items():
+        letters = [character for character in word if character.isalnum()]
+        for character in letters:
+            other = not is_unspaced(character)
+            total[other] += count
+            single[other] += count * (len(letters) == 1)
+    if not total[0] or single[0] < SINGLE * total[0]:
+        return PIECES
+    return ALL_CHARACTERS if total[1] >= ENOUGH and single[1] >= SINGLE * total[1] else CHARACTERS
 
 
 # The lines that predict reads from files and standard input, and their forms.
@@ -252,14 +308,16 @@ def _decoded(lines: list[bytes], before: int) -> list[Line]:
     return decoded
 
 
-def record_of(source: Path, number: int, content: str | Mapping[str, Any], form: str, words: bool) -> InputRecord:
+def record_of(
+    source: Path, number: int, content: str | tuple[str, ...] | Mapping[str, Any], form: str, words: bool
+) -> InputRecord:
     """A line, or an object of the caller, as an InputRecord.
 
     With `words`, a line of text holds words separated by white space. Raises UserError for a line of the form jsonl
     that is not a JSON object.
     """
     if not isinstance(content, str):
-        return InputRecord(number, content)
+        return InputRecord(number, content, tabs=False)
     if form not in ("text", PYTHON):
         return InputRecord(number, json_object(f"{source} line {number}", content))
     # The text gives the words their offsets.
@@ -297,8 +355,8 @@ def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str =
     form = _stream_form(path, form)
     if form == "json" and json_form(path) == "squad":
         raise UserError(
-            f"{path} is a JSON document without rows, and texts are read from rows. Write one object per line, or a list "
-            "of objects"
+            f"{path} is a JSON document without rows, and texts are read from rows. Write one object per line, "
+            "or a list of objects"
         )
     if form == "text":
         if text or text_pair:

@@ -7,14 +7,30 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.labels import same_names
-from bert_jax.tasks.reading.tables import Column, Columns, Table, column_index, numbered_lines, opened, read_records
+from bert_jax.tasks.reading.entities import entity_remarks, entity_tags, mark_entities
+from bert_jax.tasks.reading.inputs import checked_text
+from bert_jax.tasks.reading.tables import (
+    Column,
+    Columns,
+    Table,
+    TableRow,
+    column_index,
+    delimited_records,
+    ending,
+    first_fields,
+    is_number,
+    is_stored,
+    numbered_lines,
+    opened,
+    read_records,
+)
 from bert_jax.tasks.rows import IGNORED, Example, LabelSet, Sentence, Split
 
 # Marks the word of a text that a task asks about: rare in running text, in every vocabulary, and a single token
@@ -292,7 +308,8 @@ def read_conllu(path: Path, columns: Columns, label_required: bool) -> Split[Sen
 def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
     """Reads CoNLL columns: one word per line, columns separated by tabs or spaces, blank lines between sentences.
 
-    Words are in column 0 and tags in the last column, unless columns gives other numbers. Lines of DOCUMENT_MARK and
+    Words are in column 0 and tags in the last column, unless columns gives other numbers; names in the first line
+    make it a table (read_word_table). Lines of DOCUMENT_MARK and
     comments (_is_comment) are not words. Lines of CoNLL-U are read as such (read_conllu). Without label_required, a
     file of one column is read as unlabelled. Raises UserError for a line with more or fewer columns than the first
     word, a missing column, and a file without words.
@@ -301,6 +318,9 @@ def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sent
     words = [fields for _, fields in lines if fields and not fields[0].startswith(("#", DOCUMENT_MARK))]
     if words and all(len(fields) == len(CONLLU_COLUMNS) and _CONLLU_ID.fullmatch(fields[0]) for fields in words):
         return read_conllu(path, columns, label_required)
+    names = {name for name in (columns.text, columns.label) if name and not is_number(name)}
+    if names and names <= {*first_fields(path)}:
+        return read_word_table(path, columns, label_required)
     # A file may have no other words than # and those that begin with it.
     width = len(words[0]) if words else max((len(fields) for _, fields in lines), default=0)
     _check_words(path, [lines] if width else [])
@@ -326,6 +346,26 @@ def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sent
         raise UserError(f"{path} has one column; expected two or more, for words and tags, separated by tabs or spaces")
     remarks = (f"{comments} lines are comments, which begin with #",) if comments else ()
     return replace(_sentences(path, groups, word_column, tag_column), remarks=remarks)
+
+
+def has_conll_columns(path: Path, columns: Columns, is_tag: Callable[[str], bool]) -> bool:
+    """Whether a file of any name is CoNLL columns: its lines have equally many columns, and tags in the column of tags.
+
+    A file of one column is, too, if blank lines separate its words.
+    """
+    width, blank, separated = 0, False, False
+    tag_column = int(columns.label) if is_number(columns.label) else -1
+    for _, line in numbered_lines(path):
+        fields = _fields(line)
+        if not fields or fields[0].startswith(("#", DOCUMENT_MARK)):
+            blank = blank or bool(width)
+            continue
+        width, separated = width or len(fields), separated or blank
+        is_conllu = width == len(CONLLU_COLUMNS) and _CONLLU_ID.fullmatch(fields[0])
+        tagged = is_conllu or (-width <= tag_column < width and is_tag(fields[tag_column]))
+        if len(fields) != width or (width > 1 and not tagged):
+            return False
+    return width > 1 or separated
 
 
 def _fields(line: str) -> list[str]:
@@ -363,25 +403,80 @@ def _sentences(path: Path, groups: list[Group], word_column: int, tag_column: in
     return Split(path, items, tag_column is not None)
 
 
+# The name of a column that numbers sentences: "Sentence #", sentence_id.
+_SENTENCES = re.compile(r"(sentence|sent)(id|no|nr|num|number|idx|index)?")
+
+
+def read_word_table(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
+    """Reads CSV or TSV with a word on each line, or lists of the words and tags of a sentence (read_word_lists).
+
+    A sentence ends where the column of sentences (_SENTENCES) has another value, empty ones apart; without such a
+    column, at a blank line. Raises UserError for a file with neither, and as delimited_records does.
+    """
+    header = first_fields(path)
+    names = [name for name in header if _SENTENCES.fullmatch(re.sub(r"[^a-z]", "", name.lower()))]
+    if names and not (columns.text and (columns.label or not label_required)):
+        raise UserError(
+            f"{path} has one word on each line and a header; name its columns of words and of tags by task.text and "
+            f"task.label (in predict, evaluate and embed: --text). Its columns are: {', '.join(header)}"
+        )
+    filled = columns.filled(Columns("0", "", "-1"))
+    requested = [
+        Column(filled.text, "text"),
+        Column(filled.label, "label", required=label_required),
+        Column(names[0] if names else "", "sentences", required=False),
+    ]
+    (_, labelled, _), rows = delimited_records(path, requested, quoted=ending(path) == ".csv")
+    records = list(rows)
+    if records and isinstance(opened(records[0].values[1] if labelled else records[0].values[0]), list):
+        return read_word_lists(path, columns, label_required)
+    groups: list[Group] = [[]]
+    last_line, number = 0, ""
+    for line, (word, tag, sentence) in records:
+        # A record has the number of its last line, and a word may be a line end.
+        after_blank = not names and line - last_line - word.count("\n") > 1
+        if groups[-1] and (after_blank or (names and sentence and sentence != number)):
+            groups.append([])
+        last_line, number = line, sentence or number
+        groups[-1].append((line, [word, tag or ""]))
+    _check_words(path, groups)
+    if len(groups) == 1 and not names:
+        raise UserError(
+            f"{path} does not show where its sentences end. Add a column sentence_id with another number for each "
+            f"sentence, or a blank line after each; its first line is: {', '.join(header):.80}"
+        )
+    remark = f"a sentence ends where the column {names[0]!r} changes" if names else "blank lines end sentences"
+    split = _sentences(path, groups, 0, 1 if labelled else None)
+    return replace(split, remarks=(f"{remark}; it has {len(split.items)} sentences",))
+
+
 def read_word_lists(path: Path, columns: Columns, label_required: bool, labels: Sequence[str] = ()) -> Split[Sentence]:
-    """Reads sentences from JSON lines, Parquet or prepared data.
+    """Reads sentences from JSON lines, Parquet or prepared data, or from lists that CSV holds as texts.
 
     The words are in column text (default `tokens`), their labels in column label (default `labels`). Labels become
     texts: null an empty one, and the number of a class its name if the file gives it, or the label with this index in
-    `labels` unless these are numbers; -1 is no class, and -100 stays IGNORED. Without label_required, a file without
-    the label column, or with nulls and empty lists alone, is read as unlabelled. Raises UserError, with file and line,
-    for a value that is not a list of words, and for labels that are not one per word.
+    `labels` unless these are numbers; -1 is no class, and -100 stays IGNORED. A text instead of a list of words has
+    entities as labels (mark_entities), or a label for each of its words between spaces. Without label_required, a file
+    without the label column, or with nulls and empty lists alone, is read as unlabelled. Raises UserError, with file
+    and line, for a value that is not a list of words, and for labels that are not one per word.
     """
     requested = [
         Column(columns.text or "tokens", "text"),
         Column(columns.label or "labels", "label", required=label_required),
     ]
     table = read_records(path, requested)
-    labelled = label_required or any(record.values[1] not in (None, []) for record in table.records)
-    items = []
+    records = table.records
+    if not is_stored(path):
+        records = [record._replace(values=tuple(map(opened, record.values))) for record in records]
+    names = table.class_names[1]
+    if all(isinstance(words, str) for _, (words, _) in records):
+        if all(_are_entities(values) for _, (_, values) in records):
+            return _read_entities(path, records, requested, label_required)
+        records = [record._replace(values=(record.values[0].split(), record.values[1])) for record in records]
+    labelled = label_required or any(record.values[1] not in (None, []) for record in records)
     numbered = any(label.removeprefix("-").isdecimal() for label in labels)
-    names = table.class_names[1] or (() if numbered else labels)
-    for line, (words, word_labels) in table.records:
+    items = []
+    for line, (words, word_labels) in records:
         if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
             raise UserError(f"{path} line {line}: {requested[0].name} is {words!r:.60}; expected a list of words")
         tags = None
@@ -391,9 +486,34 @@ def read_word_lists(path: Path, columns: Columns, label_required: bool, labels: 
                 raise UserError(
                     f"{path} line {line}: {requested[1].name} {got}; expected a list of {len(words)}, one for each word"
                 )
-            tags = tuple(_written(label, names) for label in word_labels)
+            tags = tuple(_written(label, names or (() if numbered else labels)) for label in word_labels)
         items.append(Sentence(tuple(words), tags, (line,) * len(words)))
-    return Split(path, tuple(items), labelled, class_names=table.class_names[1] if labelled else ())
+    return Split(path, tuple(items), labelled, class_names=names if labelled else ())
+
+
+def _are_entities(values: Any) -> bool:
+    """Whether the labels of a text are entities, or none."""
+    return values is None or (isinstance(values, list) and all(isinstance(value, list | dict) for value in values))
+
+
+def _read_entities(
+    path: Path, records: Sequence[TableRow], columns: Sequence[Column], label_required: bool
+) -> Split[Sentence]:
+    """Reads texts with entities by their characters (mark_entities) as sentences with the tags B-X, I-X and O."""
+    labelled = label_required or any(values is not None for _, (_, values) in records)
+    items, widened, lost = [], 0, 0
+    for line, (text, values) in records:
+        checked_text(path, line, text)
+        if labelled and values is None:
+            raise UserError(
+                f"{path} line {line} has no {columns[1].name!r}, but other lines have it; write an empty list for a "
+                "text without entities"
+            )
+        marked = mark_entities(f"{path} line {line}: {columns[1].name}", text, values or [])
+        tags, overlapping = entity_tags(marked.spans, len(marked.words))
+        items.append(Sentence(marked.words, tags if labelled else None, (line,) * len(tags), text, marked.offsets))
+        widened, lost = widened + marked.widened, lost + overlapping
+    return Split(path, tuple(items), labelled, remarks=entity_remarks(widened, lost))
 
 
 def _written(label: Any, names: Sequence[str]) -> str:

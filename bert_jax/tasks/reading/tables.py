@@ -144,8 +144,8 @@ def _json_form(path: Path, changed: int, size: int) -> str:
     lines = (line for _, line in numbered_lines(path) if line.strip())
     first = next(lines, "")
     content = _json_value(first)
-    if isinstance(content, dict) and (not isinstance(content.get("data"), list) or next(lines, None)):
-        return "lines"
+    if isinstance(content, dict) and ("data" not in content or next(lines, None)):
+        return "lines" if content else "squad"
     if content is None:
         content = _json_value("\n".join((first, *lines)))
     rows = content.get("data") if isinstance(content, dict) else content
@@ -165,7 +165,8 @@ def _json_value(text: str) -> Any:
 def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects in a file of JSON, numbered from 1: by line, or in a list.
 
-    An item [TEXT, {...}], as in spaCy's training data, is the object with this `text`.
+    An item [TEXT, {...}], as in spaCy's training data, is the object with this `text`. A task of Label Studio is its
+    data, with the results of the first annotation as `label`.
     """
     if json_form(path) != "rows":
         yield from json_lines(path)
@@ -176,11 +177,19 @@ def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         line = getattr(error, "lineno", 1)
         raise UserError(f"{path} line {line} is not JSON ({first_line(error)}). Correct the file") from error
     for number, row in enumerate(content["data"] if isinstance(content, dict) else content, 1):
-        if isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], dict):
-            row = {"text": row[0], **row[1]}
+        row = _plain_row(row)
         if not isinstance(row, dict):
             raise UserError(f"{path}: item {number} of the list is {row!r:.60}; expected an object. Correct the file")
         yield number, row
+
+
+def _plain_row(row: Any) -> Any:
+    if isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], dict):
+        return {"text": row[0], **row[1]}
+    if isinstance(row, dict) and isinstance(row.get("data"), dict) and isinstance(row.get("annotations"), list):
+        valid = [each for each in row["annotations"] if isinstance(each, dict) and not each.get("was_cancelled")]
+        return {**row["data"], "label": valid[0].get("result") if valid else None}
+    return row
 
 
 def check_file(path: Path) -> None:
@@ -369,6 +378,11 @@ def delimited_records(
             on_ragged(error)
 
     return tuple(index is not None for index in indices), records()
+
+
+def first_fields(path: Path) -> list[str]:
+    """The fields of the first line of CSV (by the ending) or TSV; none of an empty file."""
+    return next((fields for _, fields in _delimited_lines(path, ending(path) == ".csv")), [])
 
 
 def _delimited_lines(path: Path, quoted: bool) -> Iterator[tuple[int, list[str]]]:
