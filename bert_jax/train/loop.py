@@ -87,7 +87,6 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
                 state, metrics = train_step(state, batch, np.float32(point.fraction), *arguments)
             recorder.accumulator.add(step + 1, batch, metrics)
             point = recorder.point(step + 1, state, batches.waited_seconds)
-
         batches.close()  # the thread's memory and cores are free for the last evaluation
         result = recorder.finish(point, evaluate, mesh)
     return dataclasses.replace(result, stopped_by=interruption.cause)  # also while the last save ended

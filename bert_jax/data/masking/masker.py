@@ -121,13 +121,7 @@ class Masker:
         row_count, width = rows.input_ids.shape
         sequences = cut(rows, self._kinds.take(rows.input_ids))
         epochs = epochs[sequences.rows]
-        if self._choose is None:
-            chosen = self._choose_positions(sequences, epochs, rates)
-        else:
-            words, budgets = find_words(sequences), self._budgets(sequences, rates)
-            states = hashing.combine(_EXTENSION, self.seed, epochs, sequences.keys)
-            predicted = choices.choose(*self._choose, rows, sequences, words, budgets, states)
-            chosen = _Choice(predicted, np.zeros_like(predicted), None)
+        chosen = self._choose_positions(rows, sequences, epochs, rates)
         # From here on, arrays have one element per prediction, ordered by row and position. A prediction has a sequence
         # and a position in it, a row, a flat index among the R*T positions of all rows, and a column among the M.
         sequence, position = np.divmod(np.flatnonzero(chosen.predicted), chosen.predicted.shape[1])
@@ -173,14 +167,14 @@ class Masker:
         met = np.zeros(len(counts), bool)
         # A word of one token always fits. If a sequence has at least as many of these as its budget, any order of words
         # uses up the budget. So most sequences need no random order.
-        if self.rule.unit in ("token", "word") and not self.rule.reorder_rate:
+        if self._choose is None and self.rule.unit in ("token", "word") and not self.rule.reorder_rate:
             starts, inside = find_words(sequences)
             starts[:, :-1] &= ~inside[:, 1:]
             met = np.count_nonzero(starts, axis=1) >= counts
         undecided = np.flatnonzero(~met)
         if undecided.size:
             others = Sequences(*(column[undecided] for column in sequences))
-            predicted = self._choose_positions(others, epochs[others.rows], None).predicted
+            predicted = self._choose_positions(rows, others, epochs[others.rows], None).predicted
             counts[undecided] = np.count_nonzero(predicted, axis=1)
         return np.bincount(sequences.rows, counts, minlength=len(rows.input_ids)).astype(np.int64)
 
@@ -204,13 +198,20 @@ class Masker:
         return np.maximum(1, np.rint(rate * sequences.lengths)).astype(np.int64)
 
     def _choose_positions(
-        self, sequences: Sequences, epochs: Int64[np.ndarray, "Q"], rates: Float64[np.ndarray, "R"] | None
+        self,
+        rows: Rows,
+        sequences: Sequences,
+        epochs: Int64[np.ndarray, "Q"],
+        rates: Float64[np.ndarray, "R"] | None,
     ) -> _Choice:
         budgets = self._budgets(sequences, rates)
         words = find_words(sequences)
-        order = shuffle(words.starts, hashing.combine(_ORDER, self.seed, epochs, sequences.keys))
         # A read-only view of one element takes no memory.
         none_moved = np.broadcast_to(np.zeros(1, bool), words.starts.shape)
+        if self._choose is not None:
+            states = hashing.combine(_EXTENSION, self.seed, epochs, sequences.keys)
+            return _Choice(choices.choose(*self._choose, rows, sequences, words, budgets, states), none_moved, None)
+        order = shuffle(words.starts, hashing.combine(_ORDER, self.seed, epochs, sequences.keys))
         if self.rule.unit in ("token", "word"):
             chosen = choose_words(words, order, budgets)
         else:
