@@ -239,11 +239,24 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, str]:
     return scores
 
 
+_READINGS = {
+    "middle": "their beginnings and ends",
+    "windows": "windows, of whose answers the mean counts",
+    "windows_max": "windows, of whose answers the maximum counts",
+}
+
+
 def _limits(loaded: LoadedModel) -> list[str]:
     """The model's limits that its run shows."""
     # Fine-tuned models have no recorded rows; nothing is then said about their length.
     longest = max((source["seq_len"] for source in loaded.data), default=loaded.model.max_positions)
+    truncation, task_length = (loaded.task or {}).get("truncation", "right"), (loaded.task or {}).get("max_length")
     limits = (
+        (
+            truncation not in ("right", "left"),
+            f"It was trained to read texts over {task_length} tokens by {_READINGS.get(truncation, truncation)}, as "
+            "`bert-jax predict` does. Other programs cut their ends.",
+        ),
         (
             longest < loaded.model.max_positions,
             f"It was trained on rows of up to {longest} tokens. It accepts {loaded.model.max_positions}, but was not "
