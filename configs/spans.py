@@ -11,7 +11,8 @@ Files are JSON lines (or Parquet) with `tokens` and `spans`, and for pairs `rela
      "relations": [{"head": 2, "tail": 0, "label": "works_for"}]}
 
 start and end are word indices from 0, end exclusive; head and tail are indices into spans. CoNLL columns of entity tags
-also give flat spans: files that end in .conll, .iob, .iob2 or .bio (--config.task.train=train.conll).
+also give flat spans: files that end in .conll, .iob, .iob2 or .bio (--config.task.train=train.conll). With a text
+instead of tokens (task.text=text), spans count its characters, as spaCy, doccano, Prodigy and Label Studio write them.
 
 --config.task.max_span=8          the maximum number of words of a span; default: that of the training file, at most
                                   12. Time and memory grow with it

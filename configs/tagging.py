@@ -9,6 +9,12 @@ and in $BERT_JAX_DATA/conll2003 (eng.train, eng.testa, eng.testb; IOB1 or IOB2).
     bert-jax finetune --config tagging:task=own --workdir runs/own --config.init_from=CHECKPOINT \
         --config.task.train=train.conll --config.task.dev=dev.conll --config.task.text=0 --config.task.label=-1
 
+Other formats: a word on each line of CSV, or of TSV with a header, and a column such as sentence_id (or blank lines);
+lists of words and tags in JSON and Parquet; and texts with entities by their characters, as spaCy, doccano, Prodigy and
+Label Studio write them: {"text": "Ann left", "entities": [[0, 3, "PER"]]} with task.text=text and task.label=entities.
+predict splits raw text at spaces and punctuation; Chinese, Japanese, Thai and the like into characters if the training
+file is split so, else before the tokenizer's pieces.
+
 Entity tags may be IOB1, IOB2 or IOBES; tags that cannot follow the previous tag are counted and reported.
 
 --config.task.label_subwords=all  trains the tag on all pieces of a word, not only on the first

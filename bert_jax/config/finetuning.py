@@ -106,11 +106,22 @@ class ScaledTargets:
     )
 
 
+@dataclass(frozen=True)
+class Truncation:
+    truncation: str = option(
+        "right",
+        "what a text over max_length loses: its end (right), beginning (left) or middle; or nothing: windows are rows "
+        "of their own in training, and answers are the mean (windows) or maximum (windows_max) of their probabilities "
+        "or numbers",
+        choices=("right", "left", "middle", "windows", "windows_max"),
+    )
+
+
 # The kinds.
 
 
 @dataclass(frozen=True)
-class ClassificationOptions(ClassLoss, LabelMap, LayerMix):
+class ClassificationOptions(ClassLoss, LabelMap, LayerMix, Truncation):
     positive: str = option("", "the label that f1, precision and recall measure; empty: the second label of two")
 
 
@@ -125,7 +136,7 @@ class ClassificationConfig(ClassificationOptions, LabelNames, PoolingConfig, Tex
 
 
 @dataclass(frozen=True)
-class RegressionOptions(ScaledTargets, LayerMix):
+class RegressionOptions(ScaledTargets, LayerMix, Truncation):
     """The options of a number for each text."""
 
 
@@ -135,7 +146,7 @@ class RegressionConfig(RegressionOptions, PoolingConfig, TextConfig, kind="regre
 
 
 @dataclass(frozen=True)
-class MultiLabelOptions(LabelMap, LayerMix):
+class MultiLabelOptions(LabelMap, LayerMix, Truncation):
     threshold: float = option(
         0.0, "minimum probability of a label; 0: the best of each label on dev", valid=PROBABILITY
     )

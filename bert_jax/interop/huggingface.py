@@ -263,6 +263,9 @@ def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: Safet
     # but a task of adapters over their base model's files.
     if settings and (task is None or (task["kind"] == sentence_transformers.KIND and settings == origin)):
         task = {"name": "own", **(task or {}), **sentence_transformers.read_task(settings, model, words)}
+    side = read_optional(directory / TOKENIZER_FILE).get("truncation_side", "right")
+    if side not in ("right", (task or {}).get("truncation")):
+        report(f"{directory / TOKENIZER_FILE}: truncation_side is {side}, but texts lose their end here")
     card = card_metadata.read(origin)
     return LoadedModel(model, heads, params, words, task, dtype=weights.dtype, origin=str(origin), card=card)
 
@@ -272,8 +275,6 @@ def _match_token_types(
 ) -> tuple[ModelConfig, dict[str, np.ndarray]]:
     """Drops the model's token types if the folder's tokenizer gives none: all tokens then have type 0."""
     settings = read_optional(directory / TOKENIZER_FILE)
-    if (side := settings.get("truncation_side", "right")) != "right":
-        report(f"{directory / TOKENIZER_FILE}: truncation_side is {side}, but texts lose their end here")
     # AutoTokenizer also falls back to the class in config.json.
     kind = settings.get("tokenizer_class") or values.get("tokenizer_class")
     names = settings.get("model_input_names")
@@ -392,15 +393,19 @@ def read_task(file: Path, values: Mapping[str, Any], model: ModelConfig, heads: 
         if not labels or not task["labels"] or not values.get("id2label") or task["labels"] == labels:
             return task
         # These settings of bert_jax also hold for other labels.
-        decisions = {key: task[key] for key in ("max_length", "threshold", "thresholds") if key in task}
+        options = ("max_length", "threshold", "thresholds", "truncation")
+        decisions = {key: task[key] for key in options if key in task}
         report(f"{file}: id2label has other labels than {TASK_FIELD}; those of id2label are used")
     # transformers truncates a text to model_max_length, which is very large if the tokenizer has no limit.
-    limit = read_optional(file.parent / TOKENIZER_FILE).get("model_max_length")
+    settings = read_optional(file.parent / TOKENIZER_FILE)
+    limit = settings.get("model_max_length")
     limit = int(limit) if isinstance(limit, int | float) and 0 < limit < sys.maxsize else sys.maxsize
     longest = min(limit, model.max_positions, QUESTION_LENGTH if kind == "question" else sys.maxsize)
     # The format stores no threshold of other programs; 0.5 is the usual one.
     threshold = {"threshold": 0.5} if kind == "multilabel" else {}
-    return {"name": "own", "kind": kind, "labels": labels, "max_length": longest, **threshold, **decisions}
+    sided = kind in PROBLEM_TYPES and settings.get("truncation_side") == "left"
+    side = {"truncation": "left"} if sided else {}
+    return {"name": "own", "kind": kind, "labels": labels, "max_length": longest, **threshold, **side, **decisions}
 
 
 def task_kind(heads: Heads) -> str:

@@ -314,6 +314,8 @@ def save_tokenizer(loaded: LoadedModel, directory: Path) -> None:
     # Of the classes in transformers, only BERT's gives token types without model_input_names.
     inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     values = read_json(settings) | {"model_max_length": longest, "model_input_names": inputs}
+    if (loaded.task or {}).get("truncation") == "left":
+        values["truncation_side"] = "left"
     # The classes of RoBERTa and XLM-R, whose vocabularies use two separators, build no token types; the others do.
     # Models that differ get the general class with a template of their own.
     differs = types != (words.pair_separators == 1)

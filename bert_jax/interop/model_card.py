@@ -266,11 +266,19 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, str]:
     return shown
 
 
+_READINGS = {
+    "middle": "their beginnings and ends",
+    "windows": "windows, of whose answers the mean counts",
+    "windows_max": "windows, of whose answers the maximum counts",
+}
+
+
 def _limits(loaded: LoadedModel, family: Family, class_name: str) -> list[str]:
     """The model's limits that its run shows."""
     # Fine-tuned models have no recorded rows; nothing is then said about their length.
     longest = max((source["seq_len"] for source in loaded.data), default=loaded.model.max_positions)
     lacks_pooler = "pooler" in family.optional and not loaded.heads.pooler
+    truncation, task_length = (loaded.task or {}).get("truncation", "right"), (loaded.task or {}).get("max_length")
     limits = (
         (
             lacks_pooler and class_name == family.base_class,
@@ -281,6 +289,11 @@ def _limits(loaded: LoadedModel, family: Family, class_name: str) -> list[str]:
             lacks_pooler and class_name not in ("", family.base_class),
             'It has no pooler. For hidden states alone, use `AutoModel.from_pretrained("PATH", '
             "add_pooling_layer=False)`; without this, `pooler_output` is random, as a warning of transformers says.",
+        ),
+        (
+            truncation not in ("right", "left"),
+            f"It was trained to read texts over {task_length} tokens by {_READINGS.get(truncation, truncation)}, as "
+            "`bert-jax predict` does. Other programs cut their ends.",
         ),
         (
             longest < loaded.model.max_positions,

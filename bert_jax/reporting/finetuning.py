@@ -130,7 +130,7 @@ def error_sections(workdir: Location, config: WorkdirConfig, most: int) -> list[
 
 
 def _classification(dev: DevPredictions[ClassificationTask, LabelledRows]) -> list[Section]:
-    names, labels = dev.task.labels, dev.rows.labels.astype(int)
+    names, labels = dev.task.labels, dev.rows.item_labels.astype(int)
     shares = np.array([[prediction["scores"][name] for name in names] for prediction in dev.predictions])
     predicted = np.array([names.index(prediction["label"]) for prediction in dev.predictions])
     confidence = shares[np.arange(len(shares)), predicted]
@@ -153,7 +153,7 @@ def _classification(dev: DevPredictions[ClassificationTask, LabelledRows]) -> li
 
 
 def _regression(dev: DevPredictions[RegressionTask, LabelledRows]) -> list[Section]:
-    labels = dev.rows.labels.astype(float)
+    labels = dev.rows.item_labels.astype(float)
     predicted = np.array([prediction["score"] for prediction in dev.predictions])
     lines = [f"line {item.line}" for item in dev.items]
     error = predicted - labels

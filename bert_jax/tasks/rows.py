@@ -219,6 +219,20 @@ class LabelledRows(TaskRows[Example]):
     labels: Shaped[np.ndarray, "R *shape"]  # i32, or f64 for scores; a set of C classes is [C] of 0 and 1
     label_weights: Float32[np.ndarray, "R"]
     scale: tuple[float, float] = NO_SCALE  # see standardized
+    row_items: tuple[int, ...] | None = None  # the items of rows that are windows of long texts; None: one row each
+
+    def items(self) -> Int64[np.ndarray, "R"]:
+        return super().items() if self.row_items is None else np.array(self.row_items)
+
+    @property
+    def first_rows(self) -> Int64[np.ndarray, "K"]:
+        """The first row of each item."""
+        return np.flatnonzero(np.diff(self.items(), prepend=-1))
+
+    @property
+    def item_labels(self) -> Shaped[np.ndarray, "K *shape"]:
+        """The labels by item."""
+        return self.labels[self.first_rows]
 
     def targets(self, taken: Taken) -> tuple[Any, Float32[np.ndarray, "B"]]:
         weights = np.where(taken.filler, 0, self.label_weights[taken.rows])
@@ -242,6 +256,11 @@ def spans(starts: Integer[np.ndarray, "K"], sizes: Integer[np.ndarray, "K"]) -> 
 Pieces: TypeAlias = tuple[UInt[np.ndarray, "..."], Int64[np.ndarray, "..."]]
 
 
+# What a text that is too long loses.
+RIGHT, LEFT, MIDDLE = "right", "left", "middle"
+OVERLAP = 4  # neighboring windows share one part in this many
+
+
 class Texts(NamedTuple):
     """One text per row: row r has pieces[starts[r]:starts[r] + sizes[r]]."""
 
@@ -259,30 +278,90 @@ class EncodedPairs(NamedTuple):
 
 
 def encode_pairs(
-    texts: Sequence[str], seconds: Sequence[str] | None, tokenizer: Tokenizer, max_length: int
+    texts: Sequence[str], seconds: Sequence[str] | None, tokenizer: Tokenizer, max_length: int, side: str = RIGHT
 ) -> tuple[EncodedPairs, Bool[np.ndarray, "R"]]:
-    """Encodes texts or pairs; also returns which rows lost tokens. Longer texts lose their ends first."""
+    """Encodes texts or pairs; also returns which rows lost tokens.
+
+    Longer texts lose tokens first: their ends or, with another side, their beginnings (LEFT) or middles (MIDDLE).
+    """
     first = tokenizer.of_tasks.encode_many(texts)
     second = tokenizer.of_tasks.encode_many([""] * len(texts) if seconds is None else seconds)
-    return encode_pieces(first, second, np.full(len(texts), seconds is not None), tokenizer, max_length)[:2]
+    return encode_pieces(first, second, np.full(len(texts), seconds is not None), tokenizer, max_length, side)[:2]
 
 
 def encode_pieces(
-    first: Pieces, second: Pieces, paired: Bool[np.ndarray, "R"], tokenizer: Tokenizer, max_length: int
+    first: Pieces,
+    second: Pieces,
+    paired: Bool[np.ndarray, "R"],
+    tokenizer: Tokenizer,
+    max_length: int,
+    side: str = RIGHT,
 ) -> tuple[EncodedPairs, Bool[np.ndarray, "R"], Int64[np.ndarray, "N"]]:
-    """Encodes texts that are already split into pieces, as encode_pairs; also returns the places of join_pairs."""
-    (first_ids, first_offsets), (second_ids, second_offsets) = first, second
-    lengths = np.diff(first_offsets), np.diff(second_offsets)
+    """Encodes texts that are already split into pieces, as encode_pairs; also returns the places of join_pairs.
+
+    With another side than RIGHT, places count the pieces that are kept.
+    """
+    lengths = np.diff(first[1]), np.diff(second[1])
+    sizes = _kept_sizes(*lengths, paired, tokenizer, max_length)
+    encoded, places = join_pairs(_cut(first, sizes[0], side), _cut(second, sizes[1], side), tokenizer, paired)
+    return encoded, (sizes[0] < lengths[0]) | (sizes[1] < lengths[1]), places
+
+
+def _kept_sizes(
+    first: Int64[np.ndarray, "R"],
+    second: Int64[np.ndarray, "R"],
+    paired: Bool[np.ndarray, "R"],
+    tokenizer: Tokenizer,
+    max_length: int,
+) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
     # Special tokens are never cut.
     room = max_length - tokenizer.begin - tokenizer.end - np.where(paired, tokenizer.between, 0)
-    sizes = truncated_lengths(*lengths, room)
-    encoded, places = join_pairs(
-        Texts(first_ids, first_offsets[:-1], sizes[0]),
-        Texts(second_ids, second_offsets[:-1], sizes[1]),
+    return truncated_lengths(first, second, room)
+
+
+def _cut(pieces: Pieces, sizes: Int64[np.ndarray, "R"], side: str) -> Texts:
+    """Cuts texts to these sizes."""
+    ids, offsets = pieces
+    if side != MIDDLE:
+        return Texts(ids, offsets[:-1] if side == RIGHT else offsets[1:] - sizes, sizes)
+    # The beginning keeps the odd piece.
+    heads, tails = (sizes + 1) // 2, sizes // 2
+    starts = np.stack([offsets[:-1], offsets[1:] - tails], axis=1).ravel()
+    kept = ids[spans(starts, np.stack([heads, tails], axis=1).ravel())]
+    return Texts(kept, np.cumsum(sizes) - sizes, sizes)
+
+
+def encode_windows(
+    texts: Sequence[str], seconds: Sequence[str] | None, tokenizer: Tokenizer, max_length: int
+) -> tuple[EncodedPairs, Bool[np.ndarray, "K"], Int64[np.ndarray, "R"]]:
+    """Encodes texts or pairs as encode_pairs, but with a row for each window of a text that is too long.
+
+    Windows have equal lengths and distances, and neighbors share at least a quarter (OVERLAP). In a pair, the longer
+    text has windows; the shorter one is whole in each row, or cut at its end if it exceeds half of the row.
+
+    Returns:
+        The rows, which items lost tokens, and the item of each row.
+    """
+    first = tokenizer.of_tasks.encode_many(texts)
+    second = tokenizer.of_tasks.encode_many([""] * len(texts) if seconds is None else seconds)
+    paired = np.full(len(texts), seconds is not None)
+    lengths = np.diff(first[1]), np.diff(second[1])
+    sizes = _kept_sizes(*lengths, paired, tokenizer, max_length)
+    slides = lengths[0] > lengths[1]  # whether the first text has windows, else the second one
+    length, size = np.where(slides, *lengths), np.where(slides, *sizes)
+    further = np.maximum(length - size, 0)  # pieces after the first window
+    counts = 1 + -(-further // np.maximum(size - size // OVERLAP, 1))
+    items = np.repeat(np.arange(len(texts)), counts)
+    numbers = np.arange(len(items)) - np.repeat(np.cumsum(counts) - counts, counts)
+    shifts = numbers * further[items] // np.maximum(counts - 1, 1)[items]
+    sliding = slides[items]
+    encoded, _ = join_pairs(
+        Texts(first[0], first[1][items] + np.where(sliding, shifts, 0), sizes[0][items]),
+        Texts(second[0], second[1][items] + np.where(sliding, 0, shifts), sizes[1][items]),
         tokenizer,
-        paired,
+        paired[items],
     )
-    return encoded, (sizes[0] < lengths[0]) | (sizes[1] < lengths[1]), places
+    return encoded, np.where(slides, sizes[1] < lengths[1], sizes[0] < lengths[0]), items
 
 
 def join_pairs(

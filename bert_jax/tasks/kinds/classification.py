@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int32, Shaped
+from jaxtyping import Array, Float, Int32, Int64, Shaped
 from scipy.special import expit, logit, softmax
 
-from bert_jax.config.finetuning import ClassificationOptions, LayerMix, MultiLabelOptions, RegressionOptions
+from bert_jax.config.finetuning import ClassificationOptions, LayerMix, MultiLabelOptions, RegressionOptions, Truncation
 from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads.config import Heads
@@ -39,7 +39,7 @@ from bert_jax.tasks.metrics import (
 from bert_jax.tasks.reading import labelled, tables
 from bert_jax.tasks.reading.inputs import InputRecord, read_value, record_texts
 from bert_jax.tasks.reading.tables import Columns
-from bert_jax.tasks.rows import IGNORED, Example, LabelledRows, LabelSet, Split, TaskBatch, encode_pairs
+from bert_jax.tasks.rows import IGNORED, Example, LabelledRows, LabelSet, Split, TaskBatch, encode_pairs, encode_windows
 from bert_jax.tasks.task import (
     Description,
     PooledTask,
@@ -55,9 +55,11 @@ from bert_jax.train import losses
 from bert_jax.train.losses import PLAIN, ClassCosts, Scalar
 from bert_jax.train.objectives import Counts, Term, Terms
 
+WINDOWS = ("windows", "windows_max")  # the values of task.truncation that make several rows of a long text
+
 
 @dataclass(frozen=True)
-class TextTask(LayerMix, PooledTask[Example, LabelledRows]):
+class TextTask(LayerMix, Truncation, PooledTask[Example, LabelledRows]):
     """A task whose labels belong to a whole text or pair."""
 
     known_metrics: ClassVar[Mapping[str, Metric]]
@@ -101,20 +103,38 @@ class TextTask(LayerMix, PooledTask[Example, LabelledRows]):
     def encode(self, split: Split[Example], tokenizer: Tokenizer) -> LabelledRows:
         """One row per example: [CLS] text [SEP], or [CLS] text [SEP] pair [SEP] with the pair in segment 1.
 
-        Some vocabularies put two separators between the texts. A row over max_length loses pieces from the end of its
-        longer text (truncated_lengths).
+        Some vocabularies put two separators between the texts. A row over max_length loses pieces of its longer text
+        (encode_pairs); with windows, such an example has several rows (encode_windows), whose weights sum to 1.
         """
         paired = split.items[0].text_pair is not None
+        texts = [example.text for example in split.items]
         seconds = [example.text_pair or "" for example in split.items] if paired else None
-        encoded, cut = encode_pairs([example.text for example in split.items], seconds, tokenizer, self.max_length)
+        labels, row_items = self.targets(split), None
+        weights = np.full(len(texts), float(split.labelled), np.float32)
+        if self.truncation in WINDOWS:
+            encoded, cut, items = encode_windows(texts, seconds, tokenizer, self.max_length)
+            labels, weights = labels[items], (weights / np.bincount(items))[items].astype(np.float32)
+            row_items = tuple(items.tolist())
+        else:
+            encoded, cut = encode_pairs(texts, seconds, tokenizer, self.max_length, self.truncation)
         return LabelledRows(
             **encoded._asdict(),
-            labels=self.targets(split),
-            label_weights=np.full(len(split.items), float(split.labelled), np.float32),
+            labels=labels,
+            label_weights=weights,
             pad_id=tokenizer.pad_id,
             truncated=int(cut.sum()),
             split=split,
+            row_items=row_items,
         )
+
+    def by_item(self, rows: LabelledRows, values: Float[np.ndarray, "R *shape"]) -> Float[np.ndarray, "K *shape"]:
+        """The mean, or with windows_max the maximum, of the values of each item's windows."""
+        if rows.row_items is None or rows.count == len(rows.split.items):
+            return values
+        if self.truncation == "windows_max":
+            return np.maximum.reduceat(values, rows.first_rows, axis=0)
+        counts = np.bincount(rows.items()).reshape(-1, *[1] * (values.ndim - 1))
+        return np.add.reduceat(values, rows.first_rows, axis=0) / counts
 
     def targets(self, split: Split[Example]) -> Shaped[np.ndarray, "R *shape"]:
         """The class or score per text; 0 without labels."""
@@ -129,7 +149,13 @@ class TextTask(LayerMix, PooledTask[Example, LabelledRows]):
         empty = sum(
             not item.text.strip() or (item.text_pair is not None and not item.text_pair.strip()) for item in split.items
         )
-        remarks = [f"{split.path}: {empty} of {rows.count} examples have an empty text"] if empty else []
+        examples = len(split.items)
+        remarks = [f"{split.path}: {empty} of {examples} examples have an empty text"] if empty else []
+        if (long := int((np.bincount(rows.items()) > 1).sum())) and rows.row_items:
+            remarks.append(
+                f"{split.path}: {long} of {examples} examples are longer than task.max_length={self.max_length} "
+                f"tokens, and have {rows.count - examples + long} windows"
+            )
         return Description({"empty_texts": empty}, remarks + (self.constant_labels(rows) if split.labelled else []))
 
     def constant_labels(self, rows: LabelledRows) -> list[str]:
@@ -218,11 +244,10 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
         if self.positive:
             # f1, precision and recall of this class instead of class 1.
             functions = {**functions, **classification_metrics(self.labels.index(self.positive))}
-        scores = np.stack(answers).astype(np.float64)
-        shares, predicted = softmax(scores, axis=-1), scores.argmax(axis=-1)
+        shares, predicted = self._shares(rows, answers)
         check_metric_names(self.metrics, functions)
         return {
-            name: float(functions[name](rows.labels, shares if name in SCORED_METRICS else predicted))
+            name: float(functions[name](rows.item_labels, shares if name in SCORED_METRICS else predicted))
             for name in self.metrics
         }
 
@@ -233,11 +258,22 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
     def predictions(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """`label`, `score` (its probability) and all `scores` by label."""
         predictions = []
-        for shares in softmax(np.stack(answers).astype(np.float64), axis=-1):
+        for shares in self._shares(rows, answers)[0]:
             best = int(shares.argmax())
             scores = dict(zip(self.labels, shares.tolist(), strict=True))
             predictions.append({"label": self.labels[best], "score": float(shares[best]), "scores": scores})
         return predictions
+
+    def _shares(
+        self, rows: LabelledRows, answers: Sequence[np.ndarray]
+    ) -> tuple[Float[np.ndarray, "K C"], Int64[np.ndarray, "K"]]:
+        """The probabilities and the most probable class of each item."""
+        scores = np.stack(answers).astype(np.float64)
+        shares = self.by_item(rows, softmax(scores, axis=-1))
+        if len(shares) == len(scores):
+            return shares, scores.argmax(axis=-1)
+        # The maxima of windows do not sum to 1.
+        return shares / shares.sum(axis=-1, keepdims=True), shares.argmax(axis=-1)
 
 
 @dataclass(frozen=True)
@@ -267,7 +303,8 @@ class RegressionTask(RegressionOptions, ScaledTask[Example, LabelledRows], TextT
 
     def measure(self, rows: LabelledRows, answers: Sequence[Any]) -> dict[str, float]:
         """The metrics, from one standardized score per row."""
-        return compute_metrics(self.known_metrics, self.metrics, rows.labels, self.in_units(np.stack(answers)))
+        numbers = self.by_item(rows, self.in_units(np.stack(answers)))
+        return compute_metrics(self.known_metrics, self.metrics, rows.item_labels, numbers)
 
     def baseline(self, train: LabelledRows, rows: LabelledRows) -> tuple[str, dict[str, float]]:
         mean = (np.mean(train.labels, dtype=np.float64) - self.target_mean) / self.target_std
@@ -275,7 +312,7 @@ class RegressionTask(RegressionOptions, ScaledTask[Example, LabelledRows], TextT
 
     def predictions(self, rows: LabelledRows, answers: Sequence[Any]) -> list[dict[str, Any]]:
         """`score`, the number."""
-        return [{"score": float(value)} for value in self.in_units(np.stack(answers))]
+        return [{"score": float(value)} for value in self.by_item(rows, self.in_units(np.stack(answers)))]
 
 
 @dataclass(frozen=True)
@@ -384,7 +421,7 @@ class MultiLabelTask(MultiLabelOptions, NamedLabelsTask[Any, LabelledRows], Text
                 f"{rows.split.path}: no text has more than one label. Separate labels by commas, or use "
                 "--config.task=classification if each text has one"
             )
-        return description._replace(counts=description.counts | {"labels": int(rows.labels.sum())})
+        return description._replace(counts=description.counts | {"labels": int(rows.item_labels.sum())})
 
     def constant_labels(self, rows: LabelledRows) -> list[str]:
         """A warning about labels that no text has, or every one."""
@@ -400,7 +437,7 @@ class MultiLabelTask(MultiLabelOptions, NamedLabelsTask[Any, LabelledRows], Text
 
         If the task has no thresholds yet, they are calibrated on these rows and returned as `threshold/LABEL`.
         """
-        shares, labels = expit(np.stack(answers).astype(np.float64)), rows.labels > 0
+        shares, labels = self.by_item(rows, expit(np.stack(answers).astype(np.float64))), rows.item_labels > 0
         if self.threshold or self.thresholds:
             return multilabel_metrics(self.metrics, labels, shares, shares >= self._thresholds())
         columns = zip(shares.T, labels.T, strict=True)
@@ -423,7 +460,7 @@ class MultiLabelTask(MultiLabelOptions, NamedLabelsTask[Any, LabelledRows], Text
     def predictions(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """`labels`, the predicted ones, `label_scores`, their probabilities, and all `scores` by label."""
         predictions = []
-        for shares in expit(np.stack(answers).astype(np.float64)):
+        for shares in self.by_item(rows, expit(np.stack(answers).astype(np.float64))):
             chosen = np.flatnonzero(shares >= self._thresholds())
             predictions.append(
                 {

@@ -456,9 +456,9 @@ def read_word_lists(path: Path, columns: Columns, label_required: bool, labels: 
     The words are in column text (default `tokens`), their labels in column label (default `labels`). Labels become
     texts: null an empty one, and the number of a class its name if the file gives it, or the label with this index in
     `labels` unless these are numbers; -1 is no class, and -100 stays IGNORED. A text instead of a list of words has
-    entities as labels (mark_entities), or a label for each of its words between spaces. Without label_required, a file
-    without the label column, or with nulls and empty lists alone, is read as unlabelled. Raises UserError, with file
-    and line, for a value that is not a list of words, and for labels that are not one per word.
+    entities as labels (mark_entities) or, in CSV, a label for each of its words between spaces. Without
+    label_required, a file without the label column, or with nulls and empty lists alone, is read as unlabelled. Raises
+    UserError, with file and line, for a value that is not a list of words, and for labels that are not one per word.
     """
     requested = [
         Column(columns.text or "tokens", "text"),
@@ -472,7 +472,8 @@ def read_word_lists(path: Path, columns: Columns, label_required: bool, labels: 
     if all(isinstance(words, str) for _, (words, _) in records):
         if all(_are_entities(values) for _, (_, values) in records):
             return _read_entities(path, records, requested, label_required)
-        records = [record._replace(values=(record.values[0].split(), record.values[1])) for record in records]
+        if not is_stored(path):
+            records = [record._replace(values=(record.values[0].split(), record.values[1])) for record in records]
     labelled = label_required or any(record.values[1] not in (None, []) for record in records)
     numbered = any(label.removeprefix("-").isdecimal() for label in labels)
     items = []
