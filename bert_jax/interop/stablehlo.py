@@ -19,8 +19,9 @@ from jaxtyping import Array, Float, Int, Shaped
 from bert_jax.config import to_dict
 from bert_jax.errors import UserError
 from bert_jax.interop import sentence_transformers
-from bert_jax.interop.huggingface import PROGRAMS_FILE, report, save_tensors
+from bert_jax.interop.huggingface import PROGRAMS_FILE, report
 from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.weights import save_tensors
 from bert_jax.model import layers, outputs
 from bert_jax.model.bert import Bert, bind
 from bert_jax.model.heads.basic import pool_rows, unit_vectors
