@@ -192,6 +192,8 @@ def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: Safet
     task = read_task(file, values, model, heads)
     if settings and task is None:
         task = sentence_transformers.read_task(settings, model, words)
+        if not sentence_transformers.has_known_pooling(task):
+            report(f"{settings}: its vectors need {task['pooling']}, which is not supported; the encoder alone is read")
     return LoadedModel(model, heads, params, words, task, dtype=weights.dtype, origin=str(origin))
 
 
