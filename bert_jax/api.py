@@ -28,15 +28,17 @@ from bert_jax.errors import UserError, naming_arguments
 from bert_jax.interop import export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.interop.sentence_transformers import refuse_unknown_pooling
 from bert_jax.model import layers
 from bert_jax.model.bert import Bert, bind
+from bert_jax.model.heads.config import VECTOR_POOLINGS
 from bert_jax.model.runtime import Runtime
 from bert_jax.pretraining import pretrain as run_pretraining
 from bert_jax.progress import is_watched, print_note, quietly
 from bert_jax.storage.files import IN_MEMORY, as_typed
 from bert_jax.storage.location import PREFIX, absolute, location, model_address
 from bert_jax.tasks import evaluation, fill_mask, prediction
-from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, EncodeOptions, checked_texts, settings_of
+from bert_jax.tasks.embedder import TOKEN_POOLS, Embedder, EncodeOptions, checked_texts, settings_of
 from bert_jax.tasks.evaluation import EvaluateOptions
 from bert_jax.tasks.fill_mask import Filled
 from bert_jax.tasks.finetuning import finetune as run_finetuning
@@ -132,10 +134,11 @@ class Model:
         """
         given = from_keywords(EncodeOptions, options)
         settings = settings_of(self.loaded, given)
-        if settings.pool not in TEXT_POOLS:
+        if settings.pool in TOKEN_POOLS:
             raise UserError(
-                f"pool is {settings.pool!r}, but encode returns one vector of each text. Use {', '.join(TEXT_POOLS)}, "
-                f"or from bert_jax.tasks.embedder import embed; embed(model.loaded, texts, pool={settings.pool!r})"
+                f"pool is {settings.pool!r}, but encode returns one vector of each text. Use one of "
+                f"{', '.join(VECTOR_POOLINGS)}, or from bert_jax.tasks.embedder import embed; embed(model.loaded, "
+                f"texts, pool={settings.pool!r})"
             )
         several = [texts] if isinstance(texts, str) else checked_texts(texts)
         embedder = Embedder(self.loaded, settings, batch_size=given.batch_size, compute_dtype=given.compute_dtype)
@@ -283,12 +286,14 @@ def load(source: str | Path, *, average: str = "", quiet: bool = False) -> Model
         quiet: Whether to show only warnings.
 
     Raises:
-        UserError: There is no such checkpoint, or `open_checkpoint` cannot open it.
+        UserError: There is no such checkpoint, `open_checkpoint` cannot open it, or bert_jax lacks the pooling of its
+            vectors.
     """
     enable_compilation_cache()
     address = str(model_address(source))
     with quietly(quiet):
         loaded = open_checkpoint(address, average, average_key="average")
+        refuse_unknown_pooling(address, loaded.task)
     # The origin stays valid when the program changes its folder, and a path is never taken for a name on the Hub.
     origin = address if address.startswith(PREFIX) else str(absolute(location(loaded.origin)))
     return Model(dataclasses.replace(loaded, origin=origin))

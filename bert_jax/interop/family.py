@@ -286,6 +286,8 @@ class Family:
     activation: tuple[str, str] = ("hidden_act", "gelu")  # its name in config.json, and its default
     fixed: Fixed = ()
     optional: Parts = field(default_factory=dict)  # heads that any file may hold, too, as published files often do
+    # whether positions begin after the vocabulary's padding id, which is in the format
+    positions_after_padding: bool = False
     copies: Mapping[str, str] = field(default_factory=dict)  # tensors that a file may hold: copy -> original
     buffers: tuple[str, ...] = ()  # tensors that a file may hold and that are not read; {} stands for a layer
     unread: tuple[str, ...] = ()  # trained tensors that a file may hold; reading leaves them out and reports this

@@ -1,20 +1,17 @@
-"""Reads the Hugging Face format: config.json, safetensors and tokenizer files, without transformers.
+"""Reads the Hugging Face format: config.json, weights and tokenizer files, without transformers.
 
-`read` opens a folder. SafetensorsFolder holds its tensors by name, `assemble` builds the model from them, and
-`read_task` reads a fine-tuned model's task. Pickles are refused, since reading one can run code.
+`read` opens a folder, `assemble` builds the model from its tensors (weights.py), and `read_task` reads a fine-tuned
+model's task.
 """
 
 import dataclasses
-import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
@@ -24,6 +21,7 @@ from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.family import COUNTED, Family
 from bert_jax.interop.loaded_model import LoadedModel, load_vocabulary
 from bert_jax.interop.sentence_transformers import TOKENIZER_FILE, read_optional
+from bert_jax.interop.weights import SETFIT_HEAD, SafetensorsFolder, open_weights
 from bert_jax.model.heads.config import Heads
 from bert_jax.progress import print_note
 from bert_jax.storage.files import read_json, refuse_pickle
@@ -33,10 +31,10 @@ PROGRAMS_FILE = "programs.json"  # StableHLO programs
 ONNX_FOLDER = "onnx"
 
 CONFIG_FILE = "config.json"
-WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-# By their names in safetensors; float32 represents every value of the narrower ones.
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_INTEGERS = {"BOOL", *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))}
+# Model types with another's architecture: how their classes begin, how the other's do, and the other.
+EQUAL_TYPES = {"camembert": ("Camembert", "Roberta", "roberta")}
+_CAUSAL = ("LMHeadModel", "ForCausalLM")  # how classes of causal models end, which transformers may open as encoders
+SHOWN = 4  # names of tensors in a message
 
 SEGMENT_TABLE = "embeddings/segment/table"
 # Tokenizers of transformers that give no token types, unless model_input_names has them.
@@ -52,122 +50,6 @@ QUESTION_LENGTH = 384  # as in run_squad.py of google-research/bert, if a folder
 TASK_FIELD = "bert_jax_task"  # bert_jax adds a task's columns, metrics and lengths here; transformers preserves it
 
 
-class SafetensorsFolder(Mapping[str, np.ndarray]):
-    """A folder's tensors by bare name, read on access and widened to float32.
-
-    Bare names lack the family's prefix, and current names replace legacy ones.
-    """
-
-    def __init__(self, directory: Path, prefix: str) -> None:
-        self._names: dict[str, tuple[Path, str]] = {}
-        for path, name in _tensor_names(directory):
-            bare = name.removeprefix(prefix)
-            # Names from the first PyTorch conversions, which published files still use.
-            bare = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", bare)
-            bare = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", bare)
-            if bare in self._names:
-                raise UserError(
-                    f"{path} holds tensor {name} and {self._names[bare][1]}, which are the same tensor. Remove one"
-                )
-            self._names[bare] = path, name
-
-    def __getitem__(self, bare: str) -> np.ndarray:
-        path, name = self._names[bare]
-        tensor = open_tensors(path).get_tensor(name)
-        if str(tensor.dtype) not in _DTYPES.values():
-            known = ", ".join(_DTYPES.values())
-            raise UserError(f"{path}: tensor {name} has dtype {tensor.dtype}; expected one of {known}")
-        return tensor.astype(np.float32)
-
-    def __contains__(self, bare: object) -> bool:
-        return bare in self._names  # Mapping's default would read the tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    @property
-    def dtype(self) -> str:
-        """The parameters' dtype; float32 if they differ. Integers are no parameters."""
-        stored = {open_tensors(path).get_slice(name).get_dtype() for path, name in self._names.values()}
-        dtypes = {_DTYPES.get(dtype, "float32") for dtype in stored - _INTEGERS}
-        return dtypes.pop() if len(dtypes) == 1 else "float32"
-
-    def leave_out(self, names: Iterable[str]) -> None:
-        """Removes tensors from the mapping."""
-        for name in names:
-            self._names.pop(name, None)
-
-    def shape(self, bare: str) -> tuple[int, ...]:
-        path, name = self._names[bare]
-        return tuple(open_tensors(path).get_slice(name).get_shape())
-
-    def describe(self, bare: str) -> str:
-        """The tensor's file and its name there, for errors."""
-        path, name = self._names[bare]
-        return f"{path}: tensor {name}"
-
-
-def _tensor_names(directory: Path) -> Iterator[tuple[Path, str]]:
-    """Yields every tensor's file and name, after checking an index against its files."""
-    weights, index = directory / WEIGHTS_FILE, directory / INDEX_FILE
-    if weights.exists():
-        yield from ((weights, name) for name in open_tensors(weights).keys())  # noqa: SIM118, not a dict
-        return
-    if not index.exists():
-        for path in sorted(directory.glob("*")):
-            refuse_pickle(path)
-        raise UserError(f"{directory} holds no {WEIGHTS_FILE}. Is it a Hugging Face model folder?")
-    parts = read_json(index).get("weight_map")
-    if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
-        raise UserError(f"{index}: weight_map does not map each tensor to a file. Download it again")
-    names_by_part: dict[str, set[str]] = {}  # a file is opened once, not for each of its tensors
-    for name, part in parts.items():
-        problem = "" if (directory / part).is_file() else "is missing. Download it too"
-        if not problem and part not in names_by_part:
-            names_by_part[part] = set(open_tensors(directory / part).keys())
-        if not problem and name not in names_by_part[part]:
-            problem = "does not hold it. Download both again"
-        if problem:
-            raise UserError(f"{index} names {part} for tensor {name}, but the file {problem}")
-        yield directory / part, name
-
-
-def open_tensors(path: Path) -> Any:
-    """Opens a safetensors file.
-
-    Raises:
-        UserError: The file is damaged.
-    """
-    try:
-        return safetensors.safe_open(path, framework="numpy")
-    except safetensors.SafetensorError as error:
-        raise UserError(f"{path} is damaged or not a safetensors file ({error}). Download it again") from error
-
-
-def save_tensors(tensors: Mapping[str, np.ndarray], path: Path) -> None:
-    """Writes a safetensors file as transformers does.
-
-    Raises:
-        OSError: The disk is full.
-    """
-    # The library stores the memory of an array, whatever its strides.
-    contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    # The library makes files that only their owner can read.
-    path.touch()
-    mode = path.stat().st_mode
-    try:
-        safetensors.numpy.save_file(contiguous, path, metadata={"format": "pt"})
-    except safetensors.SafetensorError as error:
-        if match := re.search(r"os error (\d+)", str(error)):
-            code = int(match[1])
-            raise OSError(code, os.strerror(code), str(path)) from error
-        raise
-    path.chmod(mode)
-
-
 def read(directory: str | Path) -> LoadedModel:
     """Reads a model of any family in FAMILIES in Hugging Face format.
 
@@ -181,10 +63,15 @@ def read(directory: str | Path) -> LoadedModel:
     """
     directory = Path(directory)
     refuse_pickle(directory)
-    values = read_json(directory / CONFIG_FILE)
+    values = read_config(directory)
+    if (directory / SETFIT_HEAD).exists():
+        report(
+            f"{directory}: {SETFIT_HEAD}, a classifier of SetFit, is a pickle and is not read; the encoder is. Use "
+            "SetFit for its classes, or fine-tune the encoder here"
+        )
     # The prefix is known only from the family, so the class is looked up again in `assemble`.
     family, _ = named_family(directory / CONFIG_FILE, values)
-    return assemble(directory, directory / CONFIG_FILE, values, SafetensorsFolder(directory, family.prefix))
+    return assemble(directory, directory / CONFIG_FILE, values, open_weights(directory, family.prefix))
 
 
 def passing_pooler(family: Family, class_name: str, width: int) -> dict[str, np.ndarray]:
@@ -207,6 +94,51 @@ def _leave_out_passing_pooler(family: Family, weights: SafetensorsFolder) -> Non
     passing = passing_pooler(family, family.base_class, weights.shape(names[0])[0])
     if all(np.array_equal(weights[name], value) for name, value in passing.items()):
         weights.leave_out(passing)
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Reads config.json, and reports what it assumes for a published folder that names no known family and class.
+
+    The result is the encoder that AutoModel of transformers opens.
+    """
+    file = directory / CONFIG_FILE
+    values = read_json(file)
+    named, model_type = values.get("architectures"), values.get("model_type")
+    class_name = named[0] if isinstance(named, list) and named else named or ""
+    if not isinstance(class_name, str) or not isinstance(model_type, str | None):
+        return values
+    if model_type in EQUAL_TYPES:
+        start, other, equal = EQUAL_TYPES[model_type]
+        report(f"{file}: model_type {model_type} is read as {equal}, which has the same architecture")
+        model_type, class_name = equal, re.sub(f"^{start}", other, class_name)
+    elif model_type is None:
+        model_type = next((name for name, family in FAMILIES.items() if class_name in family.classes), None)
+        reason = "class" if model_type else "tensors"
+        if model_type := model_type or _type_by_tensors(directory, values):
+            report(f"{file} names no model_type; read as {model_type}, by its {reason}")
+    family = FAMILIES.get(model_type or "")
+    known = any(class_name in other.classes for other in FAMILIES.values())
+    if family and class_name and not known and not class_name.endswith(_CAUSAL):
+        report(f"{file}: the class {class_name} is unknown; read as {family.base_class} and the heads that it may have")
+        class_name = family.base_class
+    return {**values, "model_type": model_type, "architectures": [class_name] if class_name else None}
+
+
+def _type_by_tensors(directory: Path, values: Mapping[str, Any]) -> str | None:
+    """The family whose tensors a folder holds; None for none."""
+    names = set(open_weights(directory, ""))
+
+    def fitness(family: Family) -> tuple[bool, int]:
+        bare = {name.removeprefix(family.prefix) for name in names}
+        # Families with equal names in their base models differ in the prefix that other classes have.
+        own = {name.format(0) for entry in family.encoder for name in entry.names} & bare
+        return bare != names and len(own) > 1, len(own)
+
+    best = max(FAMILIES.values(), key=fitness)
+    if fitness(best)[1] < len(best.encoder) // 2:
+        return None
+    # RoBERTa counts positions from its padding id, which is 0 in BERT.
+    return "roberta" if best.model_type == "bert" and values.get("pad_token_id") == 1 else best.model_type
 
 
 def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: SafetensorsFolder) -> LoadedModel:
@@ -233,15 +165,18 @@ def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: Safet
     names = frozenset(family.classes[class_name])
     if class_name == family.base_class:
         _leave_out_passing_pooler(family, weights)
-    # One tensor is enough: a missing one of the same head is then an error, not a head that is left out.
+    # One tensor is enough: a missing one of the same head is then an error, not a head that is left out. In a file of
+    # the encoder, the head may be another one, and is left out.
+    enough = all if class_name == family.base_class and weights.leaves_heads_out else any
+    model = family.read_model(file, values)
     for part, entries in family.optional.items():
-        if part not in names and any(name in weights for entry in entries for name in entry.names):
+        used = [entry for entry in entries if entry.tied in (None, model.tied_output)]
+        if part not in names and enough(any(name in weights for name in entry.names) for entry in used):
             names |= {part, "pooler"} if part == "next_sentence" else {part}
     fields: dict[str, Any] = {name: 1 if name in COUNTED else True for name in names}
     fields |= output_counts(family, class_name, weights) | family.read_heads(file, values, names)
     heads = Heads(**fields)
 
-    model = family.read_model(file, values)
     # Computing the shapes of millions of layers would take minutes.
     if model.layers > len(weights):
         raise UserError(f"{file}: the model has {model.layers} layers, but its file only {len(weights)} tensors")
@@ -251,18 +186,29 @@ def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: Safet
     absent = {first: second for first, second in twice if first not in weights and second in weights}
     shapes = families.tensor_shapes(table, model, heads)
     expected = {name: shape for name, shape in shapes.items() if name not in absent}
-    if problem := next(_problems(file, weights, expected, family), None):
+    further = _further_heads(weights, expected, family)
+    if problem := next(_problems(file, weights, expected, family, further), None):
         raise UserError(problem)
-    if unread := [name for name in family.unread if name in weights and name not in expected]:
-        report(f"{directory}: not used by the architecture in {file.name}, left out: {', '.join(unread)}")
+    unread = [name for name in weights if name not in expected and (name in family.unread or name in further)]
+    if unread:
+        shown = ", ".join(unread[:SHOWN]) + (f" and {len(unread) - SHOWN} more" if len(unread) > SHOWN else "")
+        report(f"{directory}: not used by the architecture in {file.name}, left out: {shown}")
     params = families.import_params(table, lambda name: weights[absent.get(name, name)], model, heads)
     words = load_vocabulary(directory, model, file.name)
+    padding = model.position_offset - 1
+    if padding not in (-1, words.pad_id):
+        report(
+            f"{file}: positions begin after the id {padding}, but the tokenizer pads by {words.pad_id}. In texts with "
+            f"{words.tokens([padding])[0]}, which is {padding}, they differ from those in transformers"
+        )
     model, params = _match_token_types(directory, values, model, params)
     task = read_task(file, values, model, heads)
     # Files of sentence-transformers take precedence over a task in config.json, since users and that library edit them;
     # but a task of adapters over their base model's files.
     if settings and (task is None or (task["kind"] == sentence_transformers.KIND and settings == origin)):
         task = {"name": "own", **(task or {}), **sentence_transformers.read_task(settings, model, words)}
+        if not sentence_transformers.has_known_pooling(task):
+            report(f"{settings}: its vectors need {task['pooling']}, which is not supported; the encoder alone is read")
     side = read_optional(directory / TOKENIZER_FILE).get("truncation_side", "right")
     if side not in ("right", (task or {}).get("truncation")):
         report(f"{directory / TOKENIZER_FILE}: truncation_side is {side}, but texts lose their end here")
@@ -306,8 +252,19 @@ def output_counts(family: Family, class_name: str, weights: SafetensorsFolder) -
     return {part: weights.shape(name)[0] for part, name in names.items() if name in weights and weights.shape(name)}
 
 
+def _further_heads(weights: SafetensorsFolder, expected: Mapping[str, object], family: Family) -> set[str]:
+    """Tensors of heads that the class lacks; a tensor of the encoder is none."""
+    if not weights.leaves_heads_out:
+        return set()
+    return {name for name in weights if name not in (*expected, *family.copies) and not name.startswith(family.base)}
+
+
 def _problems(
-    file: Path, weights: SafetensorsFolder, expected: Mapping[str, tuple[int, ...]], family: Family
+    file: Path,
+    weights: SafetensorsFolder,
+    expected: Mapping[str, tuple[int, ...]],
+    family: Family,
+    further: Collection[str],
 ) -> Iterator[str]:
     """Describes tensors that are missing, have another shape, or are neither expected, copies nor buffers."""
     for name, shape in expected.items():
@@ -319,7 +276,7 @@ def _problems(
             yield f"{weights.describe(name)} has shape {got}, but {file.name} expects {list(shape)}"
     # With an untied output, a copy is a parameter of its own and expected.
     copies = {copy: original for copy, original in family.copies.items() if copy in weights and copy not in expected}
-    known = {*expected, *copies, *family.unread}
+    known = {*expected, *copies, *family.unread, *further}
     extra = [
         name
         for name in weights
@@ -372,10 +329,16 @@ def read_task(file: Path, values: Mapping[str, Any], model: ModelConfig, heads: 
         kind = "multilabel"
     elif heads.classes and problem_type not in (None, PROBLEM_TYPES[kind]):
         problem = f"problem_type is {problem_type!r}, which is not supported with {outputs} outputs"
-    if not isinstance(labelled, dict) or (outputs and set(labelled) != {str(index) for index in range(outputs)}):
+    if not isinstance(labelled, dict):
         problem = problem or f"id2label is {labelled!r:.60}; expected labels of {outputs} outputs"
     if problem:
         raise UserError(f"{file}: {problem}")
+    if kind in LABELLED and set(labelled) != {str(index) for index in range(outputs)}:
+        report(
+            f"{file}: id2label has {len(labelled)} labels for {outputs} outputs, so none is used; they are called "
+            f"LABEL_0 to LABEL_{outputs - 1}"
+        )
+        labelled = {str(index): f"LABEL_{index}" for index in range(outputs)}
     labels = [str(labelled[str(index)]) for index in range(outputs)] if kind in LABELLED else []
     # Two outputs need two names: a repeated label gets its id.
     unique: list[str] = []

@@ -22,6 +22,7 @@ from bert_jax.interop import huggingface, model_card, sentence_transformers
 from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.family import ARCHITECTURE_FIELDS, Family, head_names
 from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.weights import WEIGHTS_FILE, save_tensors
 from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import has_pooler
@@ -30,6 +31,7 @@ from bert_jax.storage.files import atomic_folder, read_json, write_json
 from bert_jax.tokenization.engine import portable_json, template
 from bert_jax.tokenization.tokenizer import Tokenizer
 
+POSITION_TABLE = "embeddings/position/table"
 IDENTITY = "torch.nn.modules.linear.Identity"
 
 
@@ -89,6 +91,7 @@ def write(loaded: LoadedModel, directory: str | Path, vectors: Mapping[str, Any]
     family = family_for(loaded)
     loaded = without_span_boundary(loaded)
     class_name = class_for(family, loaded.heads)
+    loaded = _after_padding(family, loaded)
     tensors = families.export_tensors(family.table(class_name), loaded.params, loaded.model)
     # Names in the file, which depend on the class.
     tensors = {family.full_name(bare, class_name): tensor for bare, tensor in tensors.items()}
@@ -105,7 +108,7 @@ def write(loaded: LoadedModel, directory: str | Path, vectors: Mapping[str, Any]
     loading = model_card.TRANSFORMERS if vectors is None else model_card.SENTENCE_TRANSFORMERS
     with atomic_folder(directory) as unfinished:
         write_description(loaded, unfinished, dtype, count, loading, vectors)
-        huggingface.save_tensors(tensors, unfinished / huggingface.WEIGHTS_FILE)
+        save_tensors(tensors, unfinished / WEIGHTS_FILE)
 
 
 def write_description(
@@ -130,6 +133,7 @@ def write_description(
     """
     family = family_for(loaded)
     class_name = class_for(family, loaded.heads)
+    loaded = _after_padding(family, loaded)
     values = _config_values(loaded, family, class_name) | {"dtype": dtype} | task_fields(loaded)
     if vectors is not None:
         sentence_transformers.write(vectors, loaded.model.width, folder)
@@ -206,9 +210,25 @@ def family_for(loaded: LoadedModel) -> Family:
     )
 
 
+def _after_padding(family: Family, loaded: LoadedModel) -> LoadedModel:
+    """Moves the learned positions behind the vocabulary's padding id if the format counts from there.
+
+    The rows before them are unused, e.g. two in a model like RoBERTa whose vocabulary pads by id 0.
+    """
+    model, first = loaded.model, loaded.vocabulary.pad_id + 1
+    if not family.positions_after_padding or model.position_offset in (0, first):
+        return loaded
+    positions = loaded.params.get(POSITION_TABLE)
+    params = loaded.params
+    if positions is not None:
+        unused = np.zeros((first, positions.shape[1]), positions.dtype)
+        params = {**params, POSITION_TABLE: np.concatenate([unused, positions[model.position_offset :]])}
+    return dataclasses.replace(loaded, model=dataclasses.replace(model, position_offset=first), params=params)
+
+
 def _unsupported_fields(family: Family, loaded: LoadedModel) -> list[str]:
     """The architecture's fields that change when config.json is written and read again."""
-    model = loaded.model
+    model = _after_padding(family, dataclasses.replace(loaded, params={})).model
     # The kind of pooler counts only if the model or the format has one.
     with_its_pooler = dataclasses.replace(model, pooler=family.always.get("pooler", model.pooler))
     if not (has_pooler(loaded.heads, model) or has_pooler(loaded.heads, with_its_pooler)):

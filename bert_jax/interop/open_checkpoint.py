@@ -20,6 +20,7 @@ from bert_jax.interop import huggingface, peft
 from bert_jax.interop.huggingface import ONNX_FOLDER, PROGRAMS_FILE
 from bert_jax.interop.loaded_model import MOVING_AVERAGE, LoadedModel, load_vocabulary
 from bert_jax.interop.original_bert import is_original_bert
+from bert_jax.interop.weights import has_weights
 from bert_jax.model import layers, lora
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads.basic import HIDDEN_PROJECTION
@@ -101,12 +102,13 @@ def open_checkpoint(
     if problem := problem or _not_a_checkpoint(path, step):
         raise UserError(problem)
 
-    # Adapter folders have no config.json. In other folders, only the Hugging Face format has a model_type there.
+    # Adapter folders have no config.json. In other folders, only the Hugging Face format has a model_type there, or
+    # weights next to it.
     adapters = isinstance(path, Path) and peft.is_adapter_folder(path)
     if (
         not isinstance(path, Path)
         or step is not None
-        or (not adapters and "model_type" not in read_json(path / CONFIG_FILE))
+        or not (adapters or has_weights(path) or "model_type" in read_json(path / CONFIG_FILE))
     ):
         return read_workdir(path, step, average, merged, average_key)
     if average:

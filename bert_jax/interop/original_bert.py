@@ -12,8 +12,8 @@ import numpy as np
 from bert_jax.errors import UserError, install_hint, one_line
 from bert_jax.interop import huggingface
 from bert_jax.interop.families.bert import BERT
-from bert_jax.interop.huggingface import SafetensorsFolder
 from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.weights import SafetensorsFolder
 from bert_jax.storage.files import read_json
 
 CONFIG_FILE = "bert_config.json"
@@ -88,6 +88,7 @@ class TensorflowCheckpoint(SafetensorsFolder):
     """A TensorFlow checkpoint's tensors by their bare names in Hugging Face format."""
 
     dtype = "float32"
+    leaves_heads_out = False  # the class is a guess from the tensors
 
     def __init__(self, prefix: Path) -> None:
         self._tensors: dict[str, np.ndarray] = {}

@@ -19,10 +19,10 @@ from bert_jax.errors import UserError
 from bert_jax.interop import card_metadata, huggingface, model_card, sentence_transformers
 from bert_jax.interop import family as families
 from bert_jax.interop.family import LAYERS, Entry, Family, check_fixed
-from bert_jax.interop.huggingface import SafetensorsFolder, save_tensors
 from bert_jax.interop.huggingface_export import class_for, family_for, save_tokenizer, task_fields, written_vectors
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.sentence_transformers import read_optional
+from bert_jax.interop.weights import SafetensorsFolder, open_tensors, save_tensors
 from bert_jax.model import lora
 from bert_jax.storage import location
 from bert_jax.storage.files import atomic_folder, read_json, write_json
@@ -76,7 +76,7 @@ def read(directory: Path) -> LoadedModel:
     values = read_json(file)
     check_fixed(file, values, _FIXED)
     base = _base_folder(directory, values.get("base_model_name_or_path"))
-    config = read_json(base / huggingface.CONFIG_FILE)
+    config = huggingface.read_config(base)
     if sentence_transformers.is_folder(base):
         config.pop(huggingface.TASK_FIELD, None)
     family, class_name = huggingface.named_family(base / huggingface.CONFIG_FILE, config)
@@ -102,6 +102,7 @@ class AdaptedFolder(SafetensorsFolder):
     """A base model's tensors with merged adapters and replaced modules, without other classes' heads."""
 
     dtype = "float32"  # which holds the merged matrices
+    leaves_heads_out = False  # all adapters belong to the model
 
     def __init__(self, base: Path, family: Family, class_name: str, directory: Path, values: Mapping[str, Any]) -> None:
         super().__init__(base, family.prefix)
@@ -126,7 +127,7 @@ class AdaptedFolder(SafetensorsFolder):
         self._transposed = bool(values.get("fan_in_fan_out"))
         self._pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # (A, B) by bare name of the matrix
         self._replaced: dict[str, np.ndarray] = {}
-        stored = huggingface.open_tensors(file)
+        stored = open_tensors(file)
         tensors = {name: stored.get_tensor(name).astype(np.float32) for name in stored.keys()}  # noqa: SIM118
         for name, tensor in tensors.items():
             bare = name.removeprefix(PREFIX).removeprefix(family.prefix)

@@ -16,6 +16,7 @@ from typing import Any
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
+from bert_jax.model.heads.config import pool_parts
 from bert_jax.storage.files import read_json, write_json
 from bert_jax.tokenization.vocabulary import Vocabulary
 
@@ -30,16 +31,16 @@ PROMPTS_FILE = "config_sentence_transformers.json"
 TOKENIZER_FILE = "tokenizer_config.json"
 KIND = "embedding"
 COSINE, DOT = "cosine", "dot"  # how vectors are compared: by cosines unless a folder says otherwise
-# Pooling's settings that every version of sentence-transformers reads.
+# Pooling's settings that every version of sentence-transformers reads, in the order in which vectors are concatenated.
 MODES = {
     "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-NAMES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
+NAMES = {mode: "last" if mode == "lasttoken" else mode for mode in MODES.values()}
 # Prompts that the library's encode_document knows but never uses: every model has a prompt `document`, maybe empty.
 UNUSED_PROMPTS = ("passage", "corpus")
 
@@ -78,7 +79,7 @@ def read_task(directory: Path, model: ModelConfig, vocabulary: Vocabulary) -> di
             if modes is None:  # older folders have a flag for each mode
                 modes = [name for key, name in MODES.items() if values.get(key)] or ["mean"]
             modes = [modes] if isinstance(modes, str) else list(modes)
-            pooling = NAMES.get(modes[0], modes[0]) if len(modes) == 1 else " + ".join(map(str, modes))
+            pooling = " + ".join(NAMES.get(mode, str(mode)) for mode in modes)
             poolings.append(pooling if values.get("include_prompt", True) else f"{pooling} without the prompt")
         elif kind == "Normalize":
             normalize = True
@@ -139,7 +140,10 @@ def write(task: Mapping[str, Any], width: int, directory: Path) -> None:
         modules.append({"idx": index, "name": str(index), "path": path, "type": kind})
     (directory / MODULES_FILE).write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
     # Flags, because older versions do not know `pooling_mode`.
-    modes = {key: NAMES.get(mode) == task["pooling"] for key, mode in MODES.items()}
+    parts = pool_parts(task["pooling"])
+    modes: dict[str, Any] = {key: NAMES[mode] in parts for key, mode in MODES.items()}
+    if [NAMES[mode] for key, mode in MODES.items() if modes[key]] != parts:  # only newer versions know another order
+        modes = {"pooling_mode": [mode for part in parts for mode, name in NAMES.items() if name == part]}
     pooling = {"word_embedding_dimension": width, **modes, "include_prompt": True}
     write_json(directory / "1_Pooling" / "config.json", pooling)
     write_json(directory / LENGTH_FILE, {"max_seq_length": task["max_length"], "do_lower_case": False})
@@ -165,7 +169,16 @@ def written_settings(task: Mapping[str, Any]) -> dict[str, Any]:
 
 def has_known_pooling(task: Mapping[str, Any]) -> bool:
     """Whether bert_jax can compute and write an embedding task's pooling."""
-    return task["pooling"] in NAMES.values()
+    return all(part in NAMES.values() for part in pool_parts(task["pooling"]))
+
+
+def refuse_unknown_pooling(origin: str, task: Mapping[str, Any] | None) -> None:
+    """Refuses an embedding task whose vectors bert_jax cannot compute."""
+    if task and task.get("kind") == KIND and not has_known_pooling(task):
+        raise UserError(
+            f"{origin}: its vectors need {task['pooling']}, which is not supported. Give another pooling to `bert-jax "
+            f"embed --pool`, or remove {MODULES_FILE} to open the encoder alone"
+        )
 
 
 def prompt_texts(task: Mapping[str, Any]) -> list[str]:

@@ -20,9 +20,10 @@ from bert_jax.config import to_dict
 from bert_jax.errors import UserError
 from bert_jax.interop import sentence_transformers
 from bert_jax.interop.card_metadata import front_matter
-from bert_jax.interop.huggingface import PROGRAMS_FILE, report, save_tensors
+from bert_jax.interop.huggingface import PROGRAMS_FILE, report
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.model_card import pipeline_tag
+from bert_jax.interop.weights import save_tensors
 from bert_jax.model import layers, outputs
 from bert_jax.model.bert import Bert, bind
 from bert_jax.model.heads.basic import pool_rows, unit_vectors

@@ -391,6 +391,7 @@ _TOKENIZER = (
     "config.json",  # which may name the tokenizer's class
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model"),
 )
+FLAX_FILE = "flax_model.msgpack"  # read if there are no safetensors
 # The files to download; a repository may also hold a model in other formats, which are large.
 _FILES = {
     "tokenizer": _TOKENIZER,
@@ -444,6 +445,8 @@ def named_folder(address: str | PurePath, kind: Literal["checkpoint", "tokenizer
                 raise
             except Exception as error:  # the connection's package has errors of its own
                 raise OSError(first_line(error)) from error
+            if FLAX_FILE in files:
+                return Path(snapshot_download(name, allow_patterns=[*_FILES[kind], FLAX_FILE]))
             if pickle := min(filter(is_pickle, files), key=lambda file: ("model" not in file, file), default=""):
                 config = folder / "config.json"
                 raise pickle_error(address, pickle, read_json(config) if config.is_file() else {})

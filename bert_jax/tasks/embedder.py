@@ -15,7 +15,8 @@ from bert_jax.config.options import Checked, at_least, from_keywords, option
 from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.interop.sentence_transformers import KIND
+from bert_jax.interop.sentence_transformers import KIND, refuse_unknown_pooling
+from bert_jax.model.heads.config import VECTOR_POOLINGS, pool_parts
 from bert_jax.model.outputs import MIX, LayerSelection
 from bert_jax.model.runtime import COMPUTE_DTYPES
 from bert_jax.progress import Reporter, is_watched, print_note
@@ -122,8 +123,8 @@ def is_iterable(value: Any) -> bool:
 
 
 Arrays = dict[str, np.ndarray]
-TEXT_POOLS = ("cls", "mean", "max", "last")  # one vector of each text
-POOLS = ("none", *TEXT_POOLS, "words")
+TOKEN_POOLS = ("none", "words")  # other pools give one vector of each text
+POOLS = ("none", *VECTOR_POOLINGS, "words")
 SHORTEST = 5  # tokens: the special tokens of a pair and a piece of each text
 
 
@@ -147,7 +148,8 @@ class EncodeOptions(Checked):
     layers: str | int = option("last", "see above", metavar="NAME")
     pool: str = option(
         "",
-        "none, cls, mean, max, last or words, see above; default: the checkpoint's, or mean",
+        "none, cls, mean, max, last, mean_sqrt_len_tokens, weightedmean or words, see above; default: the "
+        "checkpoint's, or mean",
         aliases=["pooling"],
         choices=("", *POOLS),
     )
@@ -174,8 +176,9 @@ def settings_of(loaded: LoadedModel, options: EncodeOptions) -> VectorSettings:
     """
     layers, pool, truncate_dim = str(options.layers), options.pool, options.truncate_dim
     normalize, prompt, prompt_name = options.normalize, options.prompt, options.prompt_name
-    width = LayerSelection.parse(layers, loaded.model.layers).width(loaded.model.width)
     task = _own_task(loaded, pool)
+    parts = pool_parts(pool or (task.pooling if task else "mean"))
+    width = LayerSelection.parse(layers, loaded.model.layers).width(loaded.model.width) * len(parts)
     prompts = task.named_prompts() if task else {}
     positions = loaded.model.max_positions
     refusals: dict[str, object] = {
@@ -208,19 +211,21 @@ def _misfits(loaded: LoadedModel, settings: VectorSettings) -> dict[str, object]
     """Returns the messages for settings that do not fit a model, and whether they apply."""
     pool, positions = settings.pool, loaded.model.max_positions
     return {
-        f"unknown --pool {pool!r}; choose from {', '.join(POOLS)}": pool not in POOLS,
+        f"unknown --pool {pool!r}; choose from {', '.join(POOLS)}": (
+            pool not in POOLS and not all(part in VECTOR_POOLINGS for part in pool_parts(pool))
+        ),
         f"--max_length is {settings.max_length}; use {SHORTEST} to {positions} (the model's positions), or 0 for the "
         "maximum": not SHORTEST <= settings.max_length <= positions,
         "--layers is mix, whose weights are learned together with a head. Use bert-jax features --layers mix, or "
         "another name of layers": settings.layers == MIX,
         "--pool is cls, but in a causal model the first token sees only itself. Use mean, max or none": (
-            pool == "cls" and loaded.model.causal
+            "cls" in pool_parts(pool) and loaded.model.causal
         ),
         f"--pool is cls, but {loaded.origin or 'the checkpoint'} adds no [CLS] to a text. Use mean": (
-            pool == "cls" and not loaded.vocabulary.adds_special_tokens
+            "cls" in pool_parts(pool) and not loaded.vocabulary.adds_special_tokens
         ),
         f"--normalize, --truncate_dim and prompts are for vectors of texts, but --pool is {pool}. Omit them": (
-            pool not in TEXT_POOLS and (settings.normalize or settings.prompt or settings.truncate_dim)
+            pool in TOKEN_POOLS and (settings.normalize or settings.prompt or settings.truncate_dim)
         ),
     }
 
@@ -292,6 +297,8 @@ def _own_task(loaded: LoadedModel, pool: str) -> EmbeddingTask | None:
     values: Mapping[str, object] = loaded.task or {}
     if values.get("kind") != KIND:
         return None
+    if not pool:
+        refuse_unknown_pooling(loaded.origin, values)
     # A pooling that bert_jax does not know does not matter if another one is given.
     task = from_json({**values, "pooling": "mean"} if pool else values)
     assert isinstance(task, EmbeddingTask)
@@ -307,7 +314,7 @@ def _store(
 ) -> None:
     """Copies the vectors of a batch, whose first texts are `indices`, to their rows of embeddings."""
     vectors = vectors[: len(indices)]  # without fillers
-    if pool in TEXT_POOLS:
+    if pool not in TOKEN_POOLS:
         embeddings[indices] = vectors
         return
     lengths = encoded.rows.lengths[indices]

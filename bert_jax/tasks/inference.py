@@ -23,7 +23,7 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.heads.basic import pool_rows, unit_vectors
-from bert_jax.model.heads.config import Heads
+from bert_jax.model.heads.config import Heads, pool_parts
 from bert_jax.model.outputs import LayerSelection
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.batches import sorted_batches
@@ -264,7 +264,7 @@ def _row_losses(
 class Finish(NamedTuple):
     """How hidden states become vectors. Hashable, because programs are cached by it."""
 
-    pool: str = "none"  # none, words (as none), cls, mean, max or last
+    pool: str = "none"  # none, words (as none), or poolings of heads/config.VECTOR_POOLINGS
     normalize: bool = False  # divide vectors by their lengths
     truncate_dim: int = 0  # the number of first dimensions that are kept; 0: all
     cut_first: bool = False  # cut vectors before they are divided, so that they have length 1 in the end
@@ -295,7 +295,10 @@ class LayerVectors:
         selections = tuple(LayerSelection.parse(name, loaded.model.layers) for name in layers)
         widths = [selection.width(loaded.model.width) for selection in selections]
         limit = finish.truncate_dim
-        self.widths = {name: min(width, limit or width) for name, width in zip(layers, widths, strict=True)}
+        parts = len(pool_parts(finish.pool))
+        self.widths = {
+            name: min(width * parts, limit or width * parts) for name, width in zip(layers, widths, strict=True)
+        }
         self.dtype = finish.dtype
         self.mesh = sharding.make_mesh(MeshConfig())
         # A scan over layers compiles fast, and padded lengths are compiled separately.

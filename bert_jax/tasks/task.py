@@ -19,7 +19,7 @@ from bert_jax.config.finetuning import ScaledTargets
 from bert_jax.config.options import check, option
 from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
-from bert_jax.model.heads.config import POOLINGS
+from bert_jax.model.heads.config import POOLINGS, pool_parts
 from bert_jax.model.heads.structured import CRF, IMPOSSIBLE, Allowed
 from bert_jax.model.outputs import encode_for_task, sequence_vectors
 from bert_jax.tasks.metrics import check_metric_names
@@ -272,7 +272,7 @@ def with_pooling(task: Task, pooling: str) -> Task:
 
 def check_pooling(pooling: str, model: ModelConfig) -> None:
     """Raises UserError for the pooling cls in a causal model, whose first token attends to itself alone."""
-    if model.causal and pooling == "cls":
+    if model.causal and "cls" in pool_parts(pooling):
         raise UserError(
             "task.pooling is cls, but the model is causal: the first token of a text does not attend to the "
             "others. Use --config.task.pooling=mean (or max, last, attention_dot, attention_additive)"

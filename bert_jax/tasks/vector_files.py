@@ -24,7 +24,7 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.progress import print_note
 from bert_jax.storage.files import incomplete_path, lock, read_json, refuse_existing, write_atomic, write_json
 from bert_jax.tasks import measurement
-from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, EncodeOptions, report_truncated, settings_of
+from bert_jax.tasks.embedder import TOKEN_POOLS, Embedder, EncodeOptions, report_truncated, settings_of
 from bert_jax.tasks.reading.inputs import Texts, files_read, read_stream
 
 FORMATS = ("npy", "parquet")
@@ -196,7 +196,7 @@ def embed_file(
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     encoding = from_keywords(EncodeOptions, options)
     chosen = settings_of(loaded, encoding)
-    if chosen.pool not in TEXT_POOLS:
+    if chosen.pool in TOKEN_POOLS:
         raise UserError(f"--format {format} is for one vector per text, but --pool is {chosen.pool}. Use --format npz")
     model = Embedder(loaded, chosen, batch_size=encoding.batch_size, compute_dtype=encoding.compute_dtype)
     # Paths and steps may be the same for other content, so the content is compared too.
@@ -250,7 +250,7 @@ def write_table(arrays: Mapping[str, np.ndarray], texts: Sequence[Texts], path: 
         UserError: There is not one vector per text.
     """
     if "offsets" in arrays:
-        raise UserError(f"{path} is for one vector per text. Use --pool {', '.join(TEXT_POOLS)}, or write FILE.npz")
+        raise UserError(f"{path} is for one vector per text. Use --pool mean or cls, or write FILE.npz")
     columns = dict(zip(("text", "text_pair"), map(list, zip(*texts, strict=True)), strict=False))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, _parquet([arrays["embeddings"]], 0, columns))

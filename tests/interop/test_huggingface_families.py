@@ -139,7 +139,6 @@ def test_an_untied_output_and_the_other_activations_survive_export(tmp_path, act
         ({"positions": "sinusoidal"}, "positions='sinusoidal'"),
         ({"bias": False}, "bias=False"),
         ({"segment_types": 0}, "segment_types=0"),
-        ({"position_offset": 2}, "position_offset=2"),  # RoBERTa counts from its padding id, here 0
         ({"pooler": "transform"}, "pooler='transform'"),
         ({"causal": True}, "causal=True"),
     ],
@@ -149,6 +148,20 @@ def test_an_architecture_without_a_format_names_the_field_and_the_alternative(tm
     with pytest.raises(UserError, match=f"nearest is BERT, except for {field}.*--format orbax"):
         huggingface_export.write(loaded, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_roberta_with_a_wordpiece_vocabulary_counts_positions_from_its_padding_id(tmp_path):
+    """transformers derives positions from pad_token_id, so the unused rows of the table before it differ."""
+    loaded = random_checkpoint(tmp_path / "words", ROBERTA, Heads(mlm=True))
+    assert (loaded.vocabulary.pad_id, loaded.model.position_offset) == (0, 2)
+    huggingface_export.write(loaded, tmp_path / "out")
+    values = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (values["model_type"], values["pad_token_id"], values["max_position_embeddings"]) == ("roberta", 0, 25)
+    again = huggingface.read(tmp_path / "out")
+    assert again.model == dataclasses.replace(loaded.model, position_offset=1)
+    table = "embeddings/position/table"
+    np.testing.assert_array_equal(again.params.pop(table)[1:], loaded.params[table][2:])
+    assert_same_tensors(again.params, {path: loaded.params[path] for path in again.params})
 
 
 @pytest.mark.parametrize(

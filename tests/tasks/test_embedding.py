@@ -429,11 +429,11 @@ def test_training_continues_with_the_settings_of_a_folder(tmp_path, start):
 
 
 def test_a_pooling_of_the_configuration_replaces_one_that_is_unknown(tmp_path, start):
-    task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 8, "pooling": "mean + max"}
+    task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 8, "pooling": "mean, Dense"}
     bert_jax_export.write(dataclasses.replace(open_checkpoint(start), task=task), tmp_path / "folder")
     options = EmbeddingConfig(train=synonyms(tmp_path)["train"], text="a", text_pair="b", max_length=8)
     config = FinetuneConfig(init_from=str(tmp_path / "folder"), task=options, batch_size=32, epochs=1.0)
-    with pytest.raises(UserError, match=r"unknown task\.pooling 'mean \+ max'"):
+    with pytest.raises(UserError, match=r"unknown task\.pooling 'mean, Dense'"):
         prepare(config, tmp_path / "run")
     chosen = dataclasses.replace(config, task=dataclasses.replace(options, pooling="max"))
     _, data, _ = prepare(chosen, tmp_path / "run")

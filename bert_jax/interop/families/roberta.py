@@ -79,6 +79,7 @@ def _family(model_type: str, title: str, prefix: str, tokenizers: tuple[str, ...
         fields=FIELDS,
         fixed=FIXED,
         always=bert.ALWAYS,
+        positions_after_padding=True,
         read_further=_read_further,
         write_further=_write_further,
         tokenizers=tokenizers,

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import Seeds, dropout
+from bert_jax.model.heads.config import pool_parts
 from bert_jax.model.layers import Dense, activation, child_key, dense, norm, truncated_normal
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.transformer import gather_positions
@@ -121,9 +122,10 @@ def pool_sequences(
     cls_positions: Int[Array, "B S"],
     scores: Float[Array, "B T"] | None = None,
 ) -> Float[Array, "B S D"]:
-    """Pools each row's sequences by one of config.POOLINGS; zeros for an absent sequence.
+    """Pools each row's sequences by one of config.POOLINGS or VECTOR_POOLINGS; zeros for an absent sequence.
 
-    Special tokens count like any other token.
+    Special tokens count like any other token. As in sentence-transformers, mean_sqrt_len_tokens divides the sum of n
+    tokens by the root of n, and weightedmean weights the token at position i of a sequence by i.
 
     Args:
         cls_positions: only cls uses its values; it gives position 0's vector for an absent sequence.
@@ -142,6 +144,12 @@ def pool_sequences(
         # -inf for positions of other sequences; an absent sequence has nothing else, and is set to 0.
         highest = jnp.where(inside[..., None], hidden[:, None], -jnp.inf).max(axis=2)
         return jnp.where(inside.any(axis=2)[..., None], highest, 0)
+    if pooling in ("mean_sqrt_len_tokens", "weightedmean"):
+        ranks = jnp.cumsum(inside, axis=-1) if pooling == "weightedmean" else jnp.ones(inside.shape, jnp.int32)
+        weights = jnp.where(inside, ranks, 0).astype(hidden.dtype)
+        sizes = weights.sum(axis=-1, keepdims=True)
+        weights /= jnp.maximum(sizes if pooling == "weightedmean" else jnp.sqrt(sizes), 1)
+        return jnp.einsum("bst,btd->bsd", weights, hidden, precision=jax.lax.Precision.HIGHEST)
     # A softmax over the positions inside each sequence; equal scores give the mean. All zero for an absent sequence,
     # whose softmax is over a finite score, because it would be NaN over -inf alone.
     scores = jnp.zeros(hidden.shape[:2]) if scores is None else scores
@@ -151,10 +159,12 @@ def pool_sequences(
 
 
 def pool_rows(pooling: str, hidden: Float[Array, "B T W"], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B W"]:
-    """Pools each row's only sequence, by heads.pooling, in float32; zeros for a filler."""
+    """Pools each row's only sequence in float32, by one pooling or several (pool_parts); zeros for a filler."""
     # The sequence begins at position 0, and S is 1.
     first = jnp.zeros((hidden.shape[0], 1), jnp.int32)
-    return pool_sequences(pooling, hidden.astype(jnp.float32), sequence_ids, first)[:, 0]
+    hidden = hidden.astype(jnp.float32)
+    vectors = [pool_sequences(part, hidden, sequence_ids, first)[:, 0] for part in pool_parts(pooling)]
+    return jnp.concatenate(vectors, axis=-1)
 
 
 def unit_vectors(vectors: Float[Array, "*B W"]) -> Float[Array, "*B W"]:

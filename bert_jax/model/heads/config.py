@@ -5,11 +5,17 @@ from typing import Any
 
 from bert_jax.errors import UserError
 
+VECTOR_POOLINGS = ("cls", "mean", "max", "last", "mean_sqrt_len_tokens", "weightedmean")  # for embeddings of texts
 POOLINGS = ("cls", "mean", "max", "last", "attention_dot", "attention_additive")
 BOUNDARIES = ("hidden", "networks")
 CONTENTS = ("mean", "attention")
 # to_json leaves these out if a model lacks them.
 LATER_HEADS = ("replaced_tokens", "generator", "layer_mix", "hidden_projection", "named")
+
+
+def pool_parts(pooling: str) -> list[str]:
+    """The poolings whose vectors a pooling of texts concatenates: "cls + mean" has two."""
+    return pooling.split(" + ")
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,11 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Int64
 
 from bert_jax.config import EmbeddingConfig, ModelConfig, TaskConfig
 from bert_jax.config.finetuning import EmbeddingOptions
-from bert_jax.config.options import option
 from bert_jax.errors import UserError
 from bert_jax.interop.sentence_transformers import COSINE
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads.basic import pool_rows, unit_vectors
-from bert_jax.model.heads.config import Heads
+from bert_jax.model.heads.config import VECTOR_POOLINGS, Heads, pool_parts
 from bert_jax.model.heads.structured import IMPOSSIBLE
 from bert_jax.model.outputs import encode_for_task
 from bert_jax.model.runtime import Placement
@@ -221,7 +220,6 @@ class EmbeddingObjective(TaskObjective):
         return unit_vectors(outputs[..., : self.truncate_dim or None])
 
 
-POOLINGS = ("cls", "mean", "max", "last")  # without parameters of their own
 QUERY, DOCUMENT = "query", "document"  # the names that sentence-transformers gives to query_prompt and document_prompt
 # Training leaves these as they are in the checkpoint, unless the configuration sets them.
 KEPT = ("pooling", "normalize", "prompt", "query_prompt", "document_prompt", "truncate_dim")
@@ -238,13 +236,15 @@ class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
     kind = "embedding"
     known_metrics = (*RANKED, *REGRESSION_METRICS)
 
-    pooling: str = option("mean", choices=POOLINGS)
+    pooling: str = "mean"  # some of VECTOR_POOLINGS, joined by " + "
     normalize: bool = True
     prompts: tuple[tuple[str, str], ...] = ()  # further prompts of a folder, by name
     similarity: str = COSINE  # how a folder compares its vectors, for retrieval and export
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not all(part in VECTOR_POOLINGS for part in pool_parts(self.pooling)):
+            raise UserError(f"unknown task.pooling {self.pooling!r}; choose from {', '.join(VECTOR_POOLINGS)}")
         if self.loss == "cosent" and (self.symmetric or self.negatives):
             raise UserError(
                 "task.symmetric and task.negatives are for task.loss=contrastive, not for cosent. Omit them"
@@ -254,9 +254,9 @@ class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
         check_pooling(self.pooling, model)
         super().check_model(model)
         for key, largest in (("dimensions", max(self.dimensions, default=0)), ("truncate_dim", self.truncate_dim)):
-            if largest > model.width:
+            if largest > (width := model.width * len(pool_parts(self.pooling))):
                 raise UserError(
-                    f"task.{key} has {largest}, but the vectors have {model.width} dimensions. Use at most as many"
+                    f"task.{key} has {largest}, but the vectors have {width} dimensions. Use at most as many"
                 )
 
     def continuing(self, start: Task, given: TaskConfig) -> "EmbeddingTask":
