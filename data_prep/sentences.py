@@ -135,8 +135,9 @@ def split_sentences(line: str, language: str | None = None) -> list[str]:
         first = word.start()
     name = language or detect_language(line)
     rules = LANGUAGES[name]
-    sentences: list[str] = []
-    before = begin = 0  # where the last sentence, and the text after it, begin
+    # Places instead of text, because each of many marks would otherwise copy the whole sentence that it joins.
+    begins: list[int] = []  # of the sentences
+    begin = 0  # of the text after them
     for match in (_GREEK if name == "el" else _CANDIDATE).finditer(line, first):
         mark, end = match.span()
         if end == len(line):
@@ -149,18 +150,12 @@ def split_sentences(line: str, language: str | None = None) -> list[str]:
                 continue
         if line[mark] in ".．" and line[mark + 1] not in ".．!?…؟" and not _ends(line, begin, mark, end, rules):
             continue
-        piece = line[begin:end].strip()
-        if piece[0].isalnum() or _ALPHANUMERIC.search(piece):
-            sentences.append(piece)
-            before = begin
-        else:  # marks alone join the sentence before them
-            sentences[-1] = line[before:end].strip()
+        if _ALPHANUMERIC.search(line, begin, end):  # marks alone join the sentence before them
+            begins.append(begin)
         begin = end
-    piece = line[begin:].strip()
-    if piece[0].isalnum() or _ALPHANUMERIC.search(piece):
-        sentences.append(piece)
-    else:
-        sentences[-1] = line[before:].strip()
+    if _ALPHANUMERIC.search(line, begin):
+        begins.append(begin)
+    sentences = [line[begin:end].strip() for begin, end in itertools.pairwise([*begins, len(line)])]
     has_thai = "\u0e32" in line or "\u0eb2" in line  # the frequent vowel aa of Thai and of Lao
     return _cut_at_spaces(sentences) if has_thai else sentences
 
@@ -224,14 +219,12 @@ def _cut_at_spaces(sentences: list[str]) -> list[str]:
         if not _THAI.search(sentence):
             pieces.append(sentence)
             continue
-        begin = None  # of the last piece
+        begins: list[int] = []
         for match in _THAI_PIECE.finditer(sentence):
             piece = match.group().strip()
-            if begin is not None and (len(piece) < _SHORTEST_THAI or not _ALPHANUMERIC.search(piece)):
-                pieces[-1] = sentence[begin : match.end()].strip()
-            else:
-                begin = match.start()
-                pieces.append(piece)
+            if not begins or (len(piece) >= _SHORTEST_THAI and _ALPHANUMERIC.search(piece)):
+                begins.append(match.start())
+        pieces += [sentence[begin:end].strip() for begin, end in itertools.pairwise([*begins, len(sentence)])]
     return pieces
 
 

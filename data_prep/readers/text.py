@@ -187,7 +187,7 @@ _MOST_RAGGED = 0.1  # of a table's rows, or one of three or more
 _TABLES = [(",", "CSV", "csv"), ("\t", "TSV", "tsv"), (";", "CSV with semicolons", "")]
 
 # The packages that a format needs, and the extra of bert_jax that has them.
-_EXTRAS = {"warc": (("fastwarc", "resiliparse"), "warc"), "mediawiki": (("mwparserfromhell",), "wiki")}
+_EXTRAS = {"warc": (("resiliparse",), "warc"), "mediawiki": (("mwparserfromhell",), "wiki")}
 
 
 def format_by_name(path: str, chosen: str = "auto") -> str:

@@ -2,13 +2,14 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element
 
 from bert_jax.storage.files import OnRead, ignore_progress
 from data_prep import processes
-from data_prep.readers import Item, Items, Omission, Refusal, check, text
+from data_prep.readers import CONTROLS, Item, Items, Omission, Refusal, check, text
 from data_prep.readers.text import checked_blocks, damaged
 
 # MediaWiki's markup as text, without templates, tables and references.
@@ -26,11 +27,62 @@ _MEDIA = re.compile(
 _HIDDEN_TAGS = frozenset(
     ("ref", "references", "table", "gallery", "math", "chem", "ce", "score", "timeline", "graph", "imagemap", "hiero")
     + ("categorytree", "inputbox", "templatedata", "section", "mapframe", "maplink", "style", "script")
-    + ("source", "syntaxhighlight", "indicator")
+    + ("source", "syntaxhighlight", "indicator", "includeonly")
 )
 _BREAKS = frozenset(("br", "hr"))
+_BLOCK_NAMES = "blockquote caption center dd div dl dt h1 h2 h3 h4 h5 h6 li ol p poem pre table td th tr ul"
+_BLOCKS = frozenset(_BLOCK_NAMES.split())
+# The other tags that MediaWiki knows (includes/parser/Sanitizer.php, and extensions on Wikimedia's wikis). It shows
+# tags of other names as they are written, and closes HTML that its author did not close.
+_OTHER_NAMES = """
+    abbr b bdi bdo big charinsert cite code col colgroup data del dfn em font i ins kbd langconvert languages link mark
+    meta noinclude nowiki onlyinclude phonos q rb rp rt rtc ruby s samp small span strike strong sub sup tbody
+    templatestyles tfoot thead time translate tt tvar u var wbr
+"""
+_TAGS = _HIDDEN_TAGS | _BREAKS | _BLOCKS | frozenset(_OTHER_NAMES.split())
+_TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)(?:[\s/][^<>]*)?>")
+_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)  # as in MediaWiki, one that does not end hides the rest
+# Markup has no control characters, so these can stand for others until the markup is gone: characters that the author
+# marked as text, and the borders of HTML blocks, which separate words that nothing else separates.
+_CONTROL = re.compile(f"[{re.escape(CONTROLS.decode())}]")
+_AS_TEXT = str.maketrans("<'_{}[", "\1\2\3\4\5\6")
+_FROM_TEXT = str.maketrans("\1\2\3\4\5\6", "<'_{}[")
+_BORDER = "\x0e"
+_BETWEEN_WORDS = re.compile(r"(?<=[^\s\x0e])\x0e++(?=\S)")
 _QUOTES = re.compile(r"'{5}|'{2,3}")  # bold and italic
-_SWITCH = re.compile(r"__[A-Z]+__")  # __NOTOC__
+# Behavior switches such as __NOTOC__: MediaWiki's, those of extensions on Wikimedia's wikis, and the translations of
+# large wikis (languages/messages). Nobody writes other words with letters beyond ASCII between double underscores.
+_SWITCH_WORDS = """
+    archivedtalk disambig expected_unconnected_page expectunusedcategory expectunusedtemplate expectwithoutscans
+    forcetoc hiddencat index newsectionlink nocc nocontentconvert noeditsection nogallery noglobal noindex
+    nonewsectionlink notalk notc notitleconvert notoc staticredirect toc
+    abschnitte_nicht_bearbeiten inhaltsverzeichnis inhaltsverzeichnis_erzwingen kein_index kein_inhaltsverzeichnis
+    kein_neuer_abschnittslink kein_plus_link keine_galerie keine_inhaltskonvertierung keine_titelkonvertierung
+    keinegalerie keininhaltsverzeichnis neuer_abschnittslink nicht_indexieren nicht_indizieren permanente_weiterleitung
+    plus_link versteckte_kategorie wartungskategorie indexieren indizieren
+    aucunegalerie aucunindex aucunliennouvellesection aucunsommaire aucuntdm forcersommaire forcertdm
+    liennouvellesection redirectionstatique sanscc sansconversioncontenu sansconversiontitre sansct sectionnoneditable
+    sommaire tdm
+    categoriaoculta desambiguacion forzartdc forzartoc forzar_tdc noconvertircontenido noconvertirtitulo noeditarseccion
+    nogaleria noindexar noindice notdc sin_tdc vincularanuevaseccion novincularanuevaseccion
+    forcarsumario forcartdc naoeditarsecao naoindexar semconverterconteudo semconvertertitulo semeditarsecao semgaleria
+    semtdc sumario nonindicizzare indicizzare
+    dwingio forceerinhoud geengalery geenindex geeninhoud geeninhoudconversie geennieuwesectielink inhoud_dwingen
+    nietbewerkbaresectie nieuwesectielink verborgencat statischedoorverwijzing statischeredirect
+    bezedycjisekcji bezgalerii bezspisu indeksuj kategoriaukryta linknowejsekcji nieindeksuj spis zespisem
+    bezobsahu neindexovat indexovat obsah jogaleri tanpadaftarisi paksadaftarisi daftarisi paksadasi tanpagaleri
+    ingainnhaldsliste ingeninnholdsfortegnelse ingeninnholdsliste ingenseksjonsredigering innholdsfortegnelse
+    inteindexera interedigerasektion indexera skjultkategori piiloluokka sisluett sisluettpakotus eisisluett faracuprins
+    cuprins farageralie farageditsectiune nincstj nincsszerk legyentj notaula capdetaula forcataula
+    bezsadrzaja sadrzaj brezkazala brezkazalavsebine
+"""
+_SWITCHES = frozenset(_SWITCH_WORDS.split())
+_SWITCH = re.compile(r"__([^\s<>|(){}\[\]]{1,64}?)__")
+# The switches whose case does not matter.
+_ANY_CASE = frozenset(
+    ("forcetoc", "nocontentconvert", "nocc", "noeditsection", "nogallery", "notitleconvert", "notc", "notoc", "toc")
+)
+_ALLOWED = re.compile("[\t\n -~\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # Sanitizer::validateCodepoint
 _LANGUAGE_LINK = re.compile(r"[a-z]{2,3}(?:-[a-z]+)*:")  # [[de:Paris]] in old dumps
 # The languages that MediaWiki converts between scripts or regions (includes/Language/LanguageConverterFactory.php).
 _CONVERTED = "ban|crh|gan|iu|ku|mni|sh|shi|sr|tg|tly|uz|wuu|zgh|zh"
@@ -66,16 +118,18 @@ class WikitextReader:
         import mwparserfromhell
         from mwparserfromhell.parser import ParserError
 
+        markup = _CONTROL.sub("", markup)
         try:
             # Quotes for bold and italic are removed below, because the parser gives up on unmatched ones.
             text = self._rendered(mwparserfromhell.parse(markup, skip_style_tags=True).nodes)
         except (ParserError, RecursionError) as error:
             problem = f"markup that mwparserfromhell cannot parse ({type(error).__name__})"
             return Refusal("bad_page", place, problem, "Remove the page")
+        text = _without_tables(_without_tags(_COMMENT.sub("", text)))
         if self._is_converted:
             # The parser leaves links whose target has braces; after the conversion they can be resolved.
             text = _LINK.sub(r"\1", _first_variants(text))
-        text = _SWITCH.sub("", _QUOTES.sub("", text))
+        text = _SWITCH.sub(_without_switch, _QUOTES.sub("", text)).translate(_FROM_TEXT)
         text = _EMPTY_FIRST.sub("(", _EMPTY_BRACKETS.sub("", text))
         lines = [_SPACES.sub(" ", line).strip() for line in text.split("\n")]
         return _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip("\n")
@@ -88,7 +142,9 @@ class WikitextReader:
             case "Text":
                 return str(node.value)
             case "HTMLEntity":
-                return str(node.normalize())
+                # MediaWiki shows references to characters that XML or HTML does not allow as they are written.
+                character = str(node.normalize())
+                return character.translate(_AS_TEXT) if _ALLOWED.fullmatch(character) else str(node)
             case "Wikilink":
                 title = str(node.title).strip()
                 namespace = title.partition(":")[0].strip().lower().replace("_", " ") if ":" in title else ""
@@ -105,9 +161,74 @@ class WikitextReader:
                 name = str(node.tag).strip().lower()
                 if name in _BREAKS:
                     return "\n"
-                is_hidden = name in _HIDDEN_TAGS or node.contents is None
-                return "" if is_hidden else self._rendered(node.contents.nodes)
+                if name in _HIDDEN_TAGS or node.contents is None:
+                    return ""
+                content = self._rendered(node.contents.nodes)
+                if name in ("nowiki", "pre"):
+                    content = content.translate(_AS_TEXT)
+                return f"{_BORDER}{content}{_BORDER}" if name in _BLOCKS else content
         return ""  # a template, an argument of one, or a comment
+
+
+def _without_switch(match: re.Match[str]) -> str:
+    word = match[1]
+    is_upper = word == word.upper()
+    is_switch = word.lower() in (_SWITCHES if is_upper else _ANY_CASE) or (is_upper and not word.isascii())
+    return "" if is_switch else match[0]
+
+
+def _without_tags(text: str) -> str:
+    """Removes the tags that the parser left, because they are not closed, or closed in another order.
+
+    What stands between hidden tags, such as <ref> and </ref>, goes with them.
+    """
+    pieces: list[str] = []
+    opened: list[tuple[str, int]] = []  # hidden tags that are still open, with the number of pieces before each
+    depths: Counter[str] = Counter()  # how many of them have a name
+    end = 0
+    for tag in _TAG.finditer(text):
+        name = tag[2].lower()
+        if name not in _TAGS:
+            continue
+        pieces.append(text[end : tag.start()])
+        end = tag.end()
+        if name in _BREAKS:
+            pieces.append("\n")
+        elif name in _BLOCKS:
+            pieces.append(_BORDER)
+        if name not in _HIDDEN_TAGS or tag[0].endswith("/>"):
+            continue
+        if not tag[1]:
+            opened.append((name, len(pieces)))
+            depths[name] += 1
+        elif depths[name]:
+            inner = ""
+            while inner != name:  # tags that are open inside of this one are never closed
+                inner, begin = opened.pop()
+                depths[inner] -= 1
+            del pieces[begin:]
+    text = "".join([*pieces, text[end:]])
+    return _BETWEEN_WORDS.sub("\n", text).replace(_BORDER, "")
+
+
+def _without_tables(text: str) -> str:
+    """Removes the tables that the parser left, because they are indented or not closed."""
+    if "{|" not in text:
+        return text
+    lines: list[str] = []
+    opened: list[int] = []  # the numbers of lines before each table that is still open
+    for line in text.split("\n"):
+        mark = line.lstrip(" \t:*#;")
+        if mark.startswith("{|"):
+            opened.append(len(lines))
+        if opened and mark.startswith("|}"):
+            del lines[opened.pop() :]
+            line = mark[2:]
+        lines.append(line)
+    # Of a table that is not closed, what does not look like one is text.
+    begin = opened[0] if opened else len(lines)
+    lines[begin:] = [line for line in lines[begin:] if not line.lstrip(" \t:*#;").startswith(("{|", "|", "!"))]
+    return "\n".join(lines)
 
 
 def _first_variants(text: str) -> str:
@@ -142,6 +263,14 @@ def _first_variant(content: str) -> str:
 
 # Wiki namespaces whose links are not text: media, files and categories.
 _HIDDEN = ("-2", "6", "14")
+# Dumps before version 0.6 of the format (2012) name a page's namespace only in its title, and those before 0.4 mark
+# redirects only in their text. Every wiki knows the English names.
+_ENGLISH_NAMESPACES = frozenset(
+    f"{name}{talk}"
+    for name in ("user", "project", "wikipedia", "file", "image", "mediawiki", "template", "help", "category")
+    for talk in ("", " talk")
+).union(("media", "special", "talk"))
+_REDIRECT = re.compile(r"\s*#\s?((?i:redirect)|[^\s:\[#]+)\s*:?\s*\[\[")
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 # A worker's batch: markup for about a fifth of a second, or this many pages if most are not articles.
 BATCH_CHARACTERS, BATCH_PAGES = 1 << 18, 1000
@@ -176,14 +305,14 @@ def article_documents(path: str, on_read: OnRead = ignore_progress, workers: int
 
 def _batches(path: str, blocks: Iterator[bytes]) -> Iterator[_Batch]:
     """Yields a dump's pages, and at the end a Refusal if it is damaged."""
-    language, hidden = "", frozenset[str]()
+    language, hidden, names = "", frozenset[str](), _ENGLISH_NAMESPACES
     pages: list[_Article | Item] = []
     size = 0
     try:
         for element in _elements(blocks):
             name = _name(element)
             if name == "page":
-                pages.append(_page(element, path))
+                pages.append(_page(element, path, names))
                 size += len(pages[-1].markup) if isinstance(pages[-1], _Article) else 0
             # The language and namespaces come before the pages, and a batch has one reader for them all.
             is_full = size >= BATCH_CHARACTERS or len(pages) >= BATCH_PAGES
@@ -193,7 +322,8 @@ def _batches(path: str, blocks: Iterator[bytes]) -> Iterator[_Batch]:
             if name == "mediawiki":
                 language = element.get(_LANGUAGE, "")
             if name == "siteinfo":
-                namespaces = element.iterfind("{*}namespaces/*")
+                namespaces = element.findall("{*}namespaces/*")
+                names |= {(space.text or "").lower() for space in namespaces if space.get("key") != "0"}
                 hidden = frozenset((space.text or "").lower() for space in namespaces if space.get("key") in _HIDDEN)
     except ElementTree.ParseError as error:
         pages.append(damaged(path, error))
@@ -211,7 +341,8 @@ def _elements(blocks: Iterator[bytes]) -> Iterator[Element]:
     for block in blocks:
         is_empty = False
         try:
-            parser.feed(block)
+            # XML allows no control characters, which some wikis' pages have; all later pages would be lost.
+            parser.feed(block.translate(None, CONTROLS))
         except (ValueError, LookupError) as error:  # an encoding that Python's parser does not read
             raise ElementTree.ParseError(str(error)) from error
         for event, element in parser.read_events():
@@ -237,13 +368,21 @@ def _name(element: Element) -> str:
     return element.tag.rpartition("}")[2]
 
 
-def _page(page: Element, path: str) -> _Article | Item:
+def _page(page: Element, path: str, names: frozenset[str]) -> _Article | Item:
+    """Returns a page's markup, or an Omission; `names` are the lower-case names of all namespaces but the articles'."""
     model = page.findtext("{*}revision/{*}model") or "wikitext"
-    is_article = page.findtext("{*}ns", "") in ("", "0") and page.find("{*}redirect") is None and model == "wikitext"
+    title, markup = page.findtext("{*}title", ""), page.findtext("{*}revision/{*}text", "")
+    is_article = page.find("{*}redirect") is None and model == "wikitext"
+    if namespace := page.findtext("{*}ns", ""):
+        is_article &= namespace == "0"
+    else:
+        prefix = title.partition(":")[0].strip().lower().replace("_", " ") if ":" in title else None
+        redirect = _REDIRECT.match(markup)
+        is_redirect = redirect and (redirect[1].lower() == "redirect" or redirect[1] == redirect[1].upper())
+        is_article &= prefix not in names and not is_redirect
     if not is_article:
         return Omission("not_an_article")
-    place = f"{path}, page {page.findtext('{*}title', '')!r}"
-    markup = page.findtext("{*}revision/{*}text", "")
+    place = f"{path}, page {title!r}"
     return _Article(place, markup) if len(markup) <= text.MAX_DOCUMENT_BYTES else text.too_long(place)
 
 

@@ -252,7 +252,7 @@ def test_the_format_is_decided_by_hand(tmp_path, name, chosen, content, document
 
 
 def test_files_whose_name_promises_another_format_are_refused(tmp_path):
-    pytest.importorskip("fastwarc")
+    pytest.importorskip("resiliparse")
     pytest.importorskip("mwparserfromhell")
     for name, message in {
         "a.xml": "the content is not a MediaWiki XML dump",
@@ -269,7 +269,7 @@ def test_files_whose_name_promises_another_format_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "format, packages, extra", [("warc", "fastwarc and resiliparse", "warc"), ("mediawiki", "mwparserfromhell", "wiki")]
+    "format, packages, extra", [("warc", "resiliparse", "warc"), ("mediawiki", "mwparserfromhell", "wiki")]
 )
 def test_missing_packages_are_named_with_their_extra(tmp_path, monkeypatch, format, packages, extra):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -282,7 +282,7 @@ def test_missing_packages_are_named_with_their_extra(tmp_path, monkeypatch, form
 
 def test_nothing_is_written_for_input_that_is_refused(tmp_path, sample_text, vocab_dir):
     """Also if the file comes after text of many units, which would be finished by then."""
-    pytest.importorskip("fastwarc")
+    pytest.importorskip("resiliparse")
     pytest.importorskip("mwparserfromhell")
     (tmp_path / "a.txt").write_bytes(sample_text.read_bytes())
     for name, message in {

@@ -301,7 +301,7 @@ def stored_as(name: str) -> bytes:
 )
 def test_a_lost_connection_stops_the_job_and_is_no_damage(monkeypatch, name, on_error):
     if name == "a.warc":
-        pytest.importorskip("fastwarc")
+        pytest.importorskip("resiliparse")
     stored, address = stored_as(name), f"s3://bucket/{name}"
     corpus = Corpus((Source(address, len(stored)),), Reading(on_error=on_error))
     first = 4 if name in ("a.parquet", "a.arrow") else 70_000  # pieces of these are read by one request each

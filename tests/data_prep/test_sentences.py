@@ -67,12 +67,21 @@ def test_piece_without_a_letter_or_digit_stays_with_the_sentence_before(line: st
     assert split_sentences(line) == sentences
 
 
-@pytest.mark.parametrize("repeated", [".", "?!", '."', ". ", "Dr.\t", " ", '"', "1. "])
+@pytest.mark.parametrize("repeated", [".", "?!", '."', ". ", "Dr.\t", " ", '"', "1. ", "… ", "\U0001f642! "])
 def test_work_is_linear_in_the_length_of_a_line(repeated: str) -> None:
     """Were it quadratic, this would take minutes."""
     for first, last in (("a", "b"), ("", " B")):
         line = first + repeated * (200_000 // len(repeated) ** 2) + last
         assert "".join("".join(split_sentences(line)).split()) == "".join(line.split())
+
+
+@pytest.mark.parametrize("head", ["What a day! ", "ภาษาไทย "])
+@pytest.mark.parametrize("repeated", ["\U0001f642! ", ". ", "… ", "« ! » ", "1. "])
+def test_marks_join_the_sentence_before_them_in_linear_time(head: str, repeated: str) -> None:
+    """Were it quadratic, these would take minutes."""
+    line = head + repeated * 100_000
+    sentences = split_sentences(line)
+    assert sentences[0].startswith(head.rstrip()) and sum(map(len, sentences)) > 0.99 * len(line.rstrip()) - 100_001
 
 
 def test_sentences_do_not_cross_lines() -> None:

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import uuid
+import zlib
 
 import pyarrow as pa
 import pytest
@@ -147,7 +148,7 @@ BAD = {
     "control_character": (wet("a\x07b"), r"a\.warc, record 3, byte 2|record 3: a control character"),
     "invalid_utf8": (wet(b"caf\xe9"), "record 3: not UTF-8"),
     "bad_page": (
-        response(b"no gzip", more="Content-Encoding: gzip\r\n"),
+        response(b"\x1f\x8bno gzip", more="Content-Encoding: gzip\r\n"),
         "record 3: a page whose content cannot be decoded",
     ),
     "document_too_long": (wet("x" * 3000), "record 3: a document of more than"),
@@ -187,11 +188,97 @@ def test_an_archive_that_is_cut_anywhere_is_damaged(tmp_path, suffix, compress):
         assert texts[1:] == complete[: len(texts) - 1]
 
 
-def test_text_between_records_is_damage(tmp_path):
-    one, refusal = items(tmp_path, INFO + wet("one") + b"lost\r\n\r\n" + wet("two"))
-    assert one == b"one" and refusal.reason == "damaged_file"
-    one, refusal = items(tmp_path, wet("one") + record("conversion", b"two", "text/plain", Content_Length=""))
-    assert one == b"one" and refusal.reason == "damaged_file"
+LENGTHS = {"too small": -9, "too large": 40, "over several records": 2500, "none": None, "zero": 0}
+
+
+@pytest.mark.parametrize("suffix, compress", [("", bytes), (".gz", gzip.compress)])
+@pytest.mark.parametrize("wrong", LENGTHS)
+def test_a_wrong_length_loses_nothing(tmp_path, wrong, suffix, compress):
+    """The record ends where the next one begins; warcio and fastwarc lose the rest of the archive, or of the page."""
+    change = LENGTHS[wrong]
+    length = {"none": "", "zero": "0"}.get(wrong, str(len(page()) + (change or 0)))
+    bad = record("resource", page(), "text/html", Content_Length=length)
+    parts = [INFO, wet("one"), bad, wet("two"), REQUEST, response(page()), wet("three" * 500), wet("four")]
+    one, text, two, same, three, four = items(tmp_path, b"".join(map(compress, parts)), f"a.warc{suffix}")
+    assert (one, two, three, four) == (b"one", b"two", b"three" * 500, b"four") and text == same
+    *_, last = items(tmp_path, b"".join(map(compress, [wet("one"), bad])), f"a.warc{suffix}")
+    assert last == text if change in (-9, None, 0) else last.reason == "damaged_file"
+
+
+def test_a_record_that_shows_another_one_is_whole(tmp_path):
+    shown = "A record:\r\n\r\nWARC/1.0\r\nWARC-Type: response\r\n\r\nso."
+    assert items(tmp_path, wet(shown) + wet("two")) == [shown.encode(), b"two"]
+
+
+def test_lines_of_headers_may_end_in_lf(tmp_path):
+    both = [wet("one"), response(page()), wet("two")]
+    [_, text, _] = items(tmp_path, b"".join(both))
+    http = (
+        response(page()).replace(b"200 OK\r\nServer: x\r\n", b"200 OK\nServer: x\n").replace(b"8\r\n\r\n<", b"8\n\n<")
+    )
+    assert items(tmp_path, both[0] + http + both[2]) == [b"one", text, b"two"]
+    lines = b"".join(both).replace(b"\r\n", b"\n")
+    assert items(tmp_path, lines) == [b"one", text, b"two"]
+
+
+def chunked(body: bytes, size: int = 100, extension: bytes = b"", end: bytes = b"0\r\n\r\n") -> bytes:
+    pieces = [body[begin : begin + size] for begin in range(0, len(body), size)]
+    return b"".join(b"%X%s\r\n%s\r\n" % (len(piece), extension, piece) for piece in pieces) + end
+
+
+def deflated(body: bytes, format: int) -> bytes:
+    compressor = zlib.compressobj(wbits=format)
+    return compressor.compress(body) + compressor.flush()
+
+
+BODIES = {
+    "chunks with extensions": (chunked(page(), 99, b';name="a b"'), "Transfer-Encoding: chunked"),
+    "chunks with spaces and trailers": (
+        chunked(page(), 99, b"  ", b"0\r\nExpires: x\r\n\r\n"),
+        "Transfer-Encoding: chunked",
+    ),
+    "chunks without the last one": (chunked(page(), 99, end=b""), "Transfer-Encoding: Chunked"),
+    "chunks of gzip": (chunked(gzip.compress(page())), "Transfer-Encoding: chunked\r\nContent-Encoding: x-gzip"),
+    "gzip as a transfer coding": (chunked(gzip.compress(page())), "Transfer-Encoding: gzip, chunked"),
+    "gzip of several members": (gzip.compress(page()[:500]) + gzip.compress(page()[500:]), "Content-Encoding: gzip"),
+    "deflate with zlib's header": (deflated(page(), 15), "Content-Encoding: deflate"),
+    "deflate without header": (deflated(page(), -15), "Content-Encoding: deflate"),
+    "brotli": (pa.Codec("brotli").compress(page(), asbytes=True), "Content-Encoding: br"),
+    "zstd": (zstd(page()), "Content-Encoding: zstd"),
+    "two codings": (deflated(gzip.compress(page()), 15), "Content-Encoding: gzip, deflate"),
+    "a coding without effect": (page(), "Content-Encoding: identity, none, UTF-8"),
+    **{f"decoded {coding}": (page(), f"Content-Encoding: {coding}") for coding in ("gzip", "deflate", "br", "zstd")},
+    "decoded chunks": (page(), "Transfer-Encoding: chunked"),
+    "decoded chunks of gzip": (gzip.compress(page()), "Transfer-Encoding: chunked\r\nContent-Encoding: gzip"),
+    "folded header": (gzip.compress(page()), "Content-Encoding:\r\n  gzip"),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_of_any_coding_give_the_same_text(tmp_path, name):
+    body, headers = BODIES[name]
+    plain, text = items(tmp_path, response(page()) + response(body, more=f"{headers}\r\n"))
+    assert text == plain
+
+
+@pytest.mark.parametrize("body", [gzip.compress(page())[:-30], b"\x1f\x8b\x01", b"\0\1\2\3"])
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_bodies_that_cannot_be_decoded_are_refused(tmp_path, coding, body):
+    refusal, two = items(tmp_path, response(body, more=f"Content-Encoding: {coding}\r\n") + wet("two"))
+    assert refusal.reason == "bad_page" and two == b"two"
+
+
+ITEMS = "".join(f"<li>Step {number} takes the bread from the oven to the board.</li>" for number in range(3))
+MENU = "".join(f"<li><a href='/{number}'>Other page {number}</a></li>" for number in range(3))
+
+
+@pytest.mark.parametrize(
+    "before, after", [("", ""), ("<main>", "</main>"), ("<div><p>Bread.</p>", "</div>"), ("<h1>Bread</h1>", "")]
+)
+def test_lists_of_text_are_content_and_lists_of_links_are_menus(tmp_path, before, after):
+    html = f"<html><body><ul>{MENU}</ul>{before}<ul>{ITEMS}</ul>{after}</body></html>"
+    (text,) = items(tmp_path, response(html.encode()))
+    assert [b"Step %d takes" % number in text for number in range(3)] == [True] * 3 and b"Other page" not in text
 
 
 def test_pages_that_would_take_minutes_are_refused(tmp_path):

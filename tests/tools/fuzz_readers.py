@@ -64,7 +64,7 @@ def seeds() -> dict[str, bytes]:
         "text.arrow": arrow.getvalue(),
         "text.csv": rows.getvalue().encode(),
     }
-    if importlib.util.find_spec("fastwarc"):
+    if importlib.util.find_spec("resiliparse"):
         plain["text.warc"] = b"".join(map(warc_record, TEXTS * 2))
     if importlib.util.find_spec("mwparserfromhell"):
         plain["text.xml"] = f"<mediawiki>{''.join(map(wiki_page, TEXTS * 2))}</mediawiki>".encode()
