@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import data_prep
-from bert_jax.config import TaskConfig
+from bert_jax.config import AutoTaskConfig
 from bert_jax.config.options import POSITIVE, Checked, option, parse
 from bert_jax.errors import Stopped, UserError
 from bert_jax.reporting.finetuning import score_tagger
@@ -32,6 +32,7 @@ from bert_jax.train.metrics import duration, read_metrics
 from bert_jax.train.workdir import latest_step
 
 RECORD = "quickstart.json"
+TAGS = AutoTaskConfig(name="ewt")  # the task that the tagger is scored on
 LOG_WIDTH = 110  # of tables if the output is not a terminal
 
 
@@ -322,7 +323,7 @@ def tagging(stages: Stages, plan: Plan) -> None:
                 *(f"--config.task.max_length={plan.length}", "--config.optimizer.learning_rate=2e-3"),
                 *("--config.model.dropout=0.1", *_verbose(plan)),
             )
-        score = score_tagger(stages.path("tagger"), TaskConfig(name="ewt", max_length=plan.length))
+        score = score_tagger(stages.path("tagger"), dataclasses.replace(TAGS, max_length=plan.length))
         stages.record["tagging"] = dataclasses.asdict(score)
         base = score.baseline
         shown = Table("test words correct", "the model", "the word's most frequent tag")

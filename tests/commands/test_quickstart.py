@@ -12,6 +12,7 @@ import pytest
 from bert_jax.commands import quickstart
 from bert_jax.commands.quickstart import RECORD, Plan, Stages
 from bert_jax.errors import Stopped, UserError
+from bert_jax.tasks.registry import resolve
 
 
 def test_a_stage_is_recorded_when_it_succeeds_and_its_seconds_add_up(tmp_path: Path) -> None:
@@ -119,6 +120,12 @@ def test_a_model_no_better_than_frequencies_fails_the_quickstart(tmp_path: Path,
     (tmp_path / "out" / "pretrained" / "result.json").write_text(json.dumps(result), encoding="utf-8")
     with pytest.raises(UserError, match=r"the model has learnt nothing: 0\.1% of the masked tokens correct"):
         quickstart.held_out(stages)
+
+
+def test_the_task_that_scores_the_tagger_is_the_one_that_it_is_trained_on() -> None:
+    task, files = resolve(quickstart.TAGS)
+    assert (task.name, task.kind) == ("ewt", "tagging")
+    assert {"train", "test"} <= files.keys()
 
 
 def test_no_time_to_train_is_refused(tmp_path: Path) -> None:
