@@ -313,6 +313,19 @@ def suffixes(path: str) -> tuple[str, str]:
     return PurePath(name.stem if compression else name.name).suffix, compression
 
 
+def field_separator(line: str) -> str:
+    """What separates the fields of a CSV file with this first line: a comma, or a semicolon or tab.
+
+    Spreadsheets write a semicolon in countries that write a decimal comma. A mark inside of a sentence is followed by a
+    space, and separates nothing.
+    """
+    for mark in (",", ";", "\t"):
+        fields = line.rstrip("\r\n").split(mark)
+        if len(fields) > 1 and (mark == "," or all(field and field == field.strip() for field in fields)):
+            return mark
+    return ","
+
+
 def decompressed(stored: BinaryFile, suffix: str, buffer_bytes: int = _BUFFER_BYTES) -> io.BufferedReader:
     """Decompresses an open file with one of SUFFIXES. Closing the result closes the file.
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import itertools
 import json
 import re
 import shlex
@@ -11,7 +12,7 @@ from typing import cast
 
 import pyarrow as pa
 
-from bert_jax.storage.files import OnRead, ignore_progress, suffixes
+from bert_jax.storage.files import OnRead, field_separator, ignore_progress, suffixes
 from bert_jax.storage.remote import BinaryFile, first_line, open_file
 from data_prep.readers import Item, Items, Refusal, check
 from data_prep.readers import text as plain_text
@@ -70,7 +71,9 @@ def _lines(path: str, on_read: OnRead) -> Iterator[tuple[int, str]]:
 def _csv_rows(path: str, on_read: OnRead) -> Iterator[tuple[int, list[str] | Refusal]]:
     """Yields the numbers of rows' first lines and their fields, or a Refusal for a row that is not CSV."""
     csv.field_size_limit(plain_text.MAX_DOCUMENT_BYTES)
-    reader = csv.reader((f"{line}\n" for _, line in _lines(path, on_read)), strict=True)
+    content = (f"{line}\n" for _, line in _lines(path, on_read))
+    first = next(content, "")
+    reader = csv.reader(itertools.chain([first], content), delimiter=field_separator(first), strict=True)
     while True:
         number = reader.line_num + 1
         place = f"{path}, line {number}"

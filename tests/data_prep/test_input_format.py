@@ -244,6 +244,7 @@ def test_sample_text_and_the_code_of_this_project_are_text():
         ("records", "jsonl", b'{"text": "one"}\n', ["one"]),
         ("page.html", "text", HTML, [HTML.decode().strip()]),
         ("table.txt", "csv", b"id,text\n1,one\n2,two\n", ["one", "two"]),
+        ("table.csv", "auto", b'id;text\n1;"one, or; so"\n2;two\n', ["one, or; so", "two"]),
     ],
 )
 def test_the_format_is_decided_by_hand(tmp_path, name, chosen, content, documents):

@@ -100,6 +100,21 @@ def test_csv_equals_that_of_python_and_has_the_line_that_a_record_ends_on(tmp_pa
     assert [(item.text, item.line) for item in split.items] == wanted
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_csv_of_spreadsheets_that_separate_by_other_marks_than_commas(tmp_path, separator):
+    rows = [("text", "label"), ("good, really; very\tgood", "y"), ('"no"', "n"), ("two\nlines", "y")]
+    with (tmp_path / "a.csv").open("w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file, delimiter=separator).writerows(rows)
+    split = labelled.read_table(tmp_path / "a.csv", OWN, label_required=True)
+    assert [(item.text, item.label) for item in split.items] == rows[1:]
+
+
+def test_marks_within_a_sentence_separate_no_columns(tmp_path):
+    (tmp_path / "a.csv").write_text("Good; not bad.\nBad; or worse; no.\n")
+    rows = tables.whole_rows(tmp_path / "a.csv", header=False)
+    assert rows == [{"0": "Good; not bad."}, {"0": "Bad; or worse; no."}]
+
+
 def test_a_text_of_csv_may_be_a_book(tmp_path):
     book = "a word, " * 50_000
     path = write_csv(tmp_path / "a.csv", [{"text": book, "label": "y"}])

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from bert_jax.data.shards import open_tfds
 from bert_jax.errors import UserError
 from bert_jax.storage.files import SUFFIXES as COMPRESSED
-from bert_jax.storage.files import DamagedFile, decompressed
+from bert_jax.storage.files import DamagedFile, decompressed, field_separator
 from bert_jax.storage.remote import first_line
 
 
@@ -390,7 +390,9 @@ def _delimited_lines(path: Path, quoted: bool) -> Iterator[tuple[int, list[str]]
         yield from ((number, line.split("\t")) for number, line in numbered_lines(path) if line)
         return
     csv.field_size_limit(LONGEST_FIELD)
-    reader = csv.reader((line for _, line in decoded_lines(path)), strict=True)
+    lines = (line for _, line in decoded_lines(path))
+    first = next(lines, "")
+    reader = csv.reader(itertools.chain([first], lines), delimiter=field_separator(first), strict=True)
     while True:
         # csv.Error does not say on which line its record began.
         before = reader.line_num
@@ -603,7 +605,7 @@ def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = Fal
     .jsonl, .ndjson  one object on each line
     .json            the same, or a list of objects
     .parquet         the columns of the file, or of several (files_of)
-    .csv             quoted as in RFC 4180
+    .csv             quoted as in RFC 4180; separated by commas, or as field_separator recognizes
     tfds:            data prepared by TensorFlow Datasets, tfds:NAME[:SPLIT]
     any other        TSV, never quoted
 
