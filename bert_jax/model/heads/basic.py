@@ -151,7 +151,7 @@ def pool_sequences(
     return jnp.einsum("bst,btd->bsd", weights, hidden, precision=jax.lax.Precision.HIGHEST)
 
 
-def pool_rows(pooling: str, hidden: Float[Array, "B T W"], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B W"]:
+def pool_rows(pooling: str, hidden: Float[Array, "B T W"], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B _"]:
     """Pools the one sequence of each row in float32, by one pooling or several (pool_parts); zeros for a filler."""
     first = jnp.zeros((hidden.shape[0], 1), jnp.int32)
     hidden = hidden.astype(jnp.float32)
