@@ -17,6 +17,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
 from bert_jax.storage.files import write_json
+from bert_jax.tokenization import word_bpe
 from bert_jax.tokenization.engine import ChunkedTexts, LibraryEngine, add_tokens, template, text_tokens, turkic_case
 from bert_jax.tokenization.specification import (
     BERT_ROLES,
@@ -180,11 +181,11 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
 
 def from_files(
     vocabulary: Mapping[str, int], merges_file: Path, settings: Mapping[str, Any], lowercase: bool | None
-) -> ByteBPESpec:
+) -> ByteBPESpec | word_bpe.WordBPESpec:
     """Builds a specification from the content of vocab.json and the file merges.txt.
 
     Raises:
-        UserError: merges.txt is missing or broken, or is not byte-level.
+        UserError: merges.txt is missing or broken, or is neither byte-level nor HerBERT's.
     """
     refuse_contradiction(lowercase, False)
     if not merges_file.exists():
@@ -197,10 +198,17 @@ def from_files(
     problem = ""
     if wrong := [line for line in merges if len(line.split(" ")) != 2]:
         problem = f"has the line {wrong[0][:40]!r}, not two tokens. Download it again"
-    elif any(line.endswith("</w>") for line in merges):
-        problem = "marks the ends of words (</w>), as XLM does. Only byte-level BPE is supported"
+    words = any(token.endswith(word_bpe.END) for token in (*vocabulary, *merges))
+    # XLM and FlauBERT split text by rules of languages instead.
+    if words and not problem and not str(settings.get("tokenizer_class")).startswith("Herbert"):
+        problem = (
+            f"marks the ends of words ({word_bpe.END}), and only HerbertTokenizer as tokenizer_class in "
+            "tokenizer_config.json says how words are found. Give a folder with tokenizer.json"
+        )
     if problem:
         raise UserError(f"{merges_file} {problem}")
+    if words:
+        return word_bpe.from_files(vocabulary, merges, settings, lowercase)
     roles = named_roles(settings, vocabulary, *_usual_roles(settings, vocabulary))
     return ByteBPESpec(
         tokens=tokens_by_id(vocabulary),

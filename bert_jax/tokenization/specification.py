@@ -71,7 +71,7 @@ class TokenizerSpec(Protocol):
 
     @property
     def kind(self) -> str:
-        """wordpiece, bpe (byte-level), unigram or sentencepiece_bpe."""
+        """wordpiece, bpe (byte-level), word_bpe, unigram or sentencepiece_bpe."""
 
     @property
     def lowercase(self) -> bool: ...

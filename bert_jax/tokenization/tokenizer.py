@@ -45,6 +45,10 @@ class Tokenizer(Vocabulary):
             from bert_jax.tokenization.byte_bpe import ByteBPEEngine  # takes a while to import
 
             self._engine = ByteBPEEngine(spec_of_kind)
+        elif self.kind == "word_bpe":
+            from bert_jax.tokenization.word_bpe import WordBPEEngine
+
+            self._engine = WordBPEEngine(spec_of_kind)
         else:  # SentencePiece's library is imported only if it is needed
             from bert_jax.tokenization.sentencepiece_engine import SentencePieceEngine
 

@@ -32,6 +32,7 @@ from bert_jax.tokenization.specification import (
 KINDS = {
     "wordpiece": "WordPiece",
     "bpe": "byte-level BPE",
+    "word_bpe": "BPE of words",
     "unigram": "SentencePiece Unigram",
     "sentencepiece_bpe": "SentencePiece BPE",
 }
@@ -47,7 +48,7 @@ class Vocabulary:
     """A tokenizer's tokens and their use.
 
     spec                       everything that determines the tokenizer's ids
-    kind                       wordpiece, bpe (byte-level), unigram or sentencepiece_bpe
+    kind                       wordpiece, bpe (byte-level), word_bpe, unigram or sentencepiece_bpe
     vocab_size                 ids are 0..vocab_size-1
     pad_id, unk_id, cls_id, sep_id, mask_id
     roles                      the tokens behind these five ids; GPT-2's vocabulary uses one token for all of them
@@ -220,6 +221,10 @@ def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> 
     if kind == "WordPiece":
         return wordpiece.from_json(content, settings, lowercase)
     if kind == "BPE":
+        from bert_jax.tokenization import word_bpe
+
+        if word_bpe.is_word_bpe(model):
+            return word_bpe.from_json(content, settings, lowercase)
         from bert_jax.tokenization import byte_bpe
 
         return byte_bpe.from_json(content, settings, lowercase)

@@ -25,6 +25,7 @@ class Facts(Vocabulary):
     With the rule "scripts", 22-28 are words of their own, and 37-39 continue any word.
     """
 
+    kind = "wordpiece"
     vocab_size, pad_id, mask_id, special_ids = VOCABULARY, PAD, MASK, (PAD, UNK, CLS, SEP, MASK)
     continuation = np.arange(VOCABULARY) >= FIRST_INSIDE
     unspaced = np.isin(np.arange(VOCABULARY), UNSPACED)

@@ -15,6 +15,7 @@ CLS, SEP = 2, 3
 class Facts(Vocabulary):
     """A vocabulary of fifty whose first five ids are special and whose last twenty are insides of words."""
 
+    kind = "wordpiece"
     vocab_size, pad_id, mask_id, special_ids, content_hash = 50, 0, 4, (0, 1, 2, 3, 4), "f" * 64
     continuation = np.arange(50) >= 30
     unspaced = attached = np.zeros(50, bool)

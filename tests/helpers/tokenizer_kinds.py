@@ -25,7 +25,7 @@ ALBERT_SYMBOLS = {
     "pad_piece": "<pad>",
 }
 KINDS = (
-    *("wordpiece_uncased", "wordpiece_cased", "bpe", "bpe_prefix_space", "bpe_nfc"),
+    *("wordpiece_uncased", "wordpiece_cased", "bpe", "bpe_prefix_space", "bpe_nfc", "word_bpe"),
     *("unigram", "unigram_bytes", "unigram_albert"),
     *("sentencepiece_bpe", "sentencepiece_bpe_bytes", "sentencepiece_bpe_identity"),
 )
@@ -46,6 +46,8 @@ def make(kind: str, lines: Sequence[str], folder: Path) -> Encode:
     folder.mkdir(parents=True, exist_ok=True)
     if kind.startswith("wordpiece"):
         return _wordpiece(lines, folder, lowercase=kind.endswith("uncased"))
+    if kind == "word_bpe":
+        return _word_bpe(lines, folder)
     if kind.startswith("bpe"):
         return _bpe(lines, folder, prefix=kind == "bpe_prefix_space", nfc=kind == "bpe_nfc")
     if kind == "unigram_albert":
@@ -84,6 +86,22 @@ def _bpe(lines: Sequence[str], folder: Path, *, prefix: bool, nfc: bool) -> Enco
         vocabulary["<mask>"] = len(vocabulary)
         (folder / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
         (folder / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": prefix}))
+    return of_library(library)
+
+
+def _word_bpe(lines: Sequence[str], folder: Path) -> Encode:
+    """As HerBERT's folder, without a tokenizer.json."""
+    trained = tokenizers.CharBPETokenizer(suffix="</w>", unk_token="<unk>", bert_normalizer=True)
+    trained.train_from_iterator(
+        lines, vocab_size=2000, show_progress=False, special_tokens=[*ROBERTA_TOKENS, "<mask>"], initial_alphabet=[]
+    )
+    trained.save_model(str(folder))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "HerbertTokenizerFast"}))
+    files = (str(folder / name) for name in ("vocab.json", "merges.txt"))
+    model = models.BPE.from_file(*files, unk_token="<unk>", end_of_word_suffix="</w>")
+    library = tokenizers.Tokenizer(model)
+    library.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return of_library(library)
 
 

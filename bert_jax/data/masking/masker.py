@@ -86,6 +86,11 @@ class Masker:
         unigram_counts: Int64[np.ndarray, "V"] | None = None,
         choose: tuple[Choose, str] | None = None,
     ) -> None:
+        if rule.unit != "token" and tokenizer.kind == "word_bpe":
+            raise UserError(
+                f"masking unit {rule.unit} needs pieces that show where words begin, but those of this vocabulary show "
+                "where words end. Use the masking unit token"
+            )
         self.rule, self.seed, self._choose = rule, seed, choose
         self._kinds = token_kinds(tokenizer, None if rule.unit == "token" else rule.words)
         self._pad_id, self._mask_id = tokenizer.pad_id, tokenizer.mask_id

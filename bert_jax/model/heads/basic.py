@@ -158,7 +158,7 @@ def pool_sequences(
     return jnp.einsum("bst,btd->bsd", weights, hidden, precision=jax.lax.Precision.HIGHEST)
 
 
-def pool_rows(pooling: str, hidden: Float[Array, "B T W"], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B W"]:
+def pool_rows(pooling: str, hidden: Float[Array, "B T W"], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B _"]:
     """Pools each row's only sequence in float32, by one pooling or several (pool_parts); zeros for a filler."""
     # The sequence begins at position 0, and S is 1.
     first = jnp.zeros((hidden.shape[0], 1), jnp.int32)
