@@ -1,0 +1,105 @@
+"""Exports open in the programs that people use, without a warning and with equal numbers (make peers)."""
+
+import importlib.util
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exporting import SCRIPT
+from random_checkpoints import odd_config, random_checkpoint
+
+from bert_jax.api import Model
+from bert_jax.interop.export import export_loaded
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.model.heads.config import Heads
+from bert_jax.tasks.prediction import predict
+
+pytestmark = pytest.mark.slow
+
+TEXTS = ["the cat sat on a mat .", "a dog", "unwantable rivers"]
+TOLERANCE = 1e-5
+VECTORS = {"name": "own", "kind": "embedding", "labels": [], "max_length": 6, "pooling": "mean", "normalize": True}
+# Prompts by name, the default one among them, another pooling, and vectors that are cut.
+SETTINGS = (
+    {},
+    {"prompt": "the ", "query_prompt": "cat ", "document_prompt": "dog "},
+    {"pooling": "cls", "normalize": False, "truncate_dim": 7},
+    {"pooling": "max", "query_prompt": "cat ", "max_length": 24},
+)
+
+
+@pytest.fixture
+def answers(tmp_path, peer_python):
+    """Returns a function that runs a command of tests/tools/peers.py for folders: an answer of each, and the log."""
+
+    def run(command: str, folders: list[Path]):
+        (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
+        arguments = [str(part) for folder in folders for part in (folder, tmp_path / "texts.json")]
+        done = subprocess.run([peer_python, str(SCRIPT), command, *arguments], capture_output=True, text=True)
+        if "No module named" in done.stderr:
+            pytest.skip(done.stderr.splitlines()[-1])
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
+        assert len(lines) == len(folders)
+        return lines, done.stderr
+
+    return run
+
+
+def assert_no_new_parameters(log: str) -> None:
+    assert "MISSING" not in log and "newly initialized" not in log, log
+
+
+@pytest.mark.parametrize("format", ["hf", "sentence_transformers"])
+def test_sentence_transformers_computes_our_vectors(tmp_path, answers, format):
+    folders = []
+    for index, settings in enumerate(SETTINGS):
+        loaded = random_checkpoint(tmp_path / "words", odd_config(), Heads(), task=VECTORS | settings)
+        export_loaded(loaded, tmp_path / f"out{index}", format)
+        folders.append(tmp_path / f"out{index}")
+    lines, log = answers("vectors", folders)
+    assert_no_new_parameters(log)
+    for folder, found in zip(folders, lines, strict=True):
+        model = Model(open_checkpoint(folder))
+        task = model.loaded.task
+        np.testing.assert_allclose(found["default"], model.encode(TEXTS), atol=TOLERANCE)
+        for name in ("query", "document"):
+            # The library has both prompts in every model, and one that is missing is empty.
+            ours = model.encode(TEXTS, prompt=task[f"{name}_prompt"])
+            np.testing.assert_allclose(found[name], ours, atol=TOLERANCE, err_msg=name)
+
+
+def test_an_encoder_without_a_pooler_opens_without_new_parameters(tmp_path, answers):
+    export_loaded(random_checkpoint(tmp_path / "words", odd_config(), Heads()), tmp_path / "out")
+    [(first, pooled)], log = answers("encoders", [tmp_path / "out"])
+    assert_no_new_parameters(log)
+    np.testing.assert_allclose(pooled, np.tanh(first), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("kind", "outputs"), [("regression", 1), ("classification", 3)])
+def test_a_cross_encoder_gives_our_scores(tmp_path, answers, kind, outputs):
+    labels = [] if kind == "regression" else ["a", "b", "c"]
+    task = {"name": "own", "kind": kind, "labels": labels, "max_length": 24}
+    task |= {"columns": {"text": "text", "text_pair": "text_pair", "label": "label"}}
+    task |= {"target_mean": 20.0, "target_std": 4.0} if kind == "regression" else {}
+    loaded = random_checkpoint(tmp_path / "words", odd_config(), Heads(pooler=True, classes=outputs), task=task)
+    export_loaded(loaded, tmp_path / "out")
+    [found], _ = answers("scores", [tmp_path / "out"])
+    ours = list(predict(loaded, [{"text": text, "text_pair": text} for text in TEXTS]))
+    if kind == "regression":
+        np.testing.assert_allclose(found, [answer["score"] for answer in ours], rtol=TOLERANCE)
+    else:
+        assert [labels[index] for index in np.argmax(found, axis=1)] == [answer["label"] for answer in ours]
+
+
+def test_fastembed_computes_our_vectors_by_both_programs(tmp_path, answers):
+    if not all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime", "jax2onnx")):
+        pytest.skip("needs the extra onnx")
+    loaded = random_checkpoint(tmp_path / "words", odd_config(layers=1), Heads(), task=VECTORS | {"max_length": 24})
+    export_loaded(loaded, tmp_path / "out", "onnx")
+    [found], _ = answers("programs", [tmp_path / "out"])
+    ours = Model(loaded).encode(TEXTS)
+    np.testing.assert_allclose(found["onnx/model.onnx"], ours, atol=TOLERANCE)
+    np.testing.assert_allclose(found["onnx/model_quantized.onnx"], ours, atol=0.05)
