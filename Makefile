@@ -10,6 +10,7 @@ COMPILERS ?= .venv-compilers
 STORES ?= .venv-stores
 DOCS ?= .venv-docs
 ONNX ?= .venv-onnx
+PEERS ?= .venv-peers
 TENSORFLOW ?= .venv-tensorflow
 BIN := $(VENV)/bin
 WORKERS ?= 2
@@ -17,7 +18,7 @@ QUICKSTART ?= runs/quickstart
 RUN_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q
 UNCHECKED := --jaxtyping-packages=
 
-.PHONY: quickstart test types lint slow accelerator engines compilers stores docs notebooks onnx tensorflow clean
+.PHONY: quickstart test types lint slow accelerator engines compilers stores docs notebooks onnx peers tensorflow clean
 
 # Compiled programs are kept, so that a command that runs again starts sooner.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
@@ -67,6 +68,12 @@ notebooks: $(VENV)/installed-dev
 onnx: $(ONNX)/installed
 	$(ONNX)/bin/python -m pytest -q --durations=5 tests/interop/test_onnx.py
 
+# Exports as the programs that people use open them: transformers, sentence-transformers, peft, fastembed.
+peers: $(PEERS)/installed
+	$(PEERS)/bin/python -m pytest -m "not accelerator" -q --durations=5 tests/interop/test_peers.py \
+		tests/interop/test_huggingface.py tests/interop/test_huggingface_families.py tests/interop/test_peft.py \
+		-k "transformers_loads or peft_computes or test_peers"
+
 # Google's checkpoints, and TFDS shards as TensorFlow decodes them.
 tensorflow: $(TENSORFLOW)/installed
 	$(TENSORFLOW)/bin/python -m pytest -m "not accelerator" -q --durations=5 tests/interop/test_original_bert.py \
@@ -78,7 +85,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv .venv-newer .venv-engines .venv-compilers .venv-stores .venv-docs .venv-onnx .venv-tensorflow build .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf .venv .venv-newer .venv-engines .venv-compilers .venv-stores .venv-docs .venv-onnx .venv-peers .venv-tensorflow build .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
 
 $(VENV)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bert_jax needs Python 3.11 or newer; give one: make PYTHON=python3.11")'
@@ -112,6 +119,13 @@ $(ONNX)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 	test -x $(ONNX)/bin/python || $(PYTHON) -m venv $(ONNX)
 	$(ONNX)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(ONNX)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,onnx]' transformers
+	touch $@
+
+$(PEERS)/installed: requirements.txt setup.cfg setup.py pyproject.toml
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,onnx]' \
+		transformers sentence-transformers peft fastembed
 	touch $@
 
 $(TENSORFLOW)/installed: requirements.txt setup.cfg setup.py pyproject.toml

@@ -244,6 +244,7 @@ class Model:
         dtype: str = "",
         language: str = "",
         license: str = "",
+        shape: str = "",
         *,
         quiet: bool = False,
     ) -> None:
@@ -255,12 +256,14 @@ class Model:
             dtype: float32, bfloat16 or int8, if the format has a choice.
             language: The languages of the model, for its card, such as tr or tr,en.
             license: The license, for its card, such as apache-2.0.
+            shape: For stablehlo: the only batch size and length of the programs, such as 8x128; empty for any.
 
         Raises:
             UserError: The folder exists, or the format cannot hold the model.
         """
+        described = export.with_card(self.loaded, language, license)
         with quietly(quiet):
-            export.export_loaded(export.with_card(self.loaded, language, license), folder, format, dtype=dtype)
+            export.export_loaded(described, folder, format, dtype=dtype, shape=shape)
 
     def __repr__(self) -> str:
         config, loaded = self.config, self.loaded

@@ -49,6 +49,7 @@ class Options(CheckpointOptions):
     format: str = option("hf", f"see above: {', '.join(FORMATS)}")
     dtype: str = option("", "float32, bfloat16 or int8; see above")
     part: str = option("", "ELECTRA: discriminator or generator; default: discriminator, orbax: both")
+    shape: str = option("", "stablehlo: the only batch size and length, such as 8x128; default: any", metavar="BxT")
     language: str = option("", "languages of the model, for its card, such as tr or tr,en", metavar="CODES")
     license: str = option("", "the license, for its card, such as apache-2.0", metavar="NAME")
     base: str = option("", "peft: the Hugging Face folder of the base model", metavar="DIR")

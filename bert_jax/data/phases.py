@@ -390,14 +390,14 @@ def summarize(phases: Sequence[Phase]) -> list[dict[str, Any]]:
                 "objective": manifest["objective"],
                 "masking": {name: manifest["masking"][name] for name in ("kind", "unit", "rate")},
                 "input_files": len(manifest["sources"]),
-                "input": [_source_name(source["path"]) for source in manifest["sources"][:FILES]],
+                "input": [source_name(source["path"]) for source in manifest["sources"][:FILES]],
                 "input_bytes": sum(source["bytes"] for source in manifest["sources"]),
             }
             records.append(record)
     return records
 
 
-def _source_name(path: str) -> str:
+def source_name(path: str) -> str:
     """A file's name; with its data set if that is public, on the Hugging Face Hub."""
     name = PurePath(path).name
     hub = re.match(r"hf://datasets/([^/@]+/[^/@]+)", path)

@@ -87,13 +87,13 @@ def read(folder: Path) -> dict[str, Any]:
     file = folder / CARD_FILE
     if not file.is_file():
         return {}
-    from huggingface_hub import ModelCard
+    from huggingface_hub import metadata_load
 
     try:
-        values = ModelCard.load(file).data.to_dict()
+        values = metadata_load(file) or {}
     except Exception:  # a card describes a model, which opens without it, and the errors of a YAML parser are many
         return {}
-    return {key: values[key] for key in KEPT if values.get(key)}
+    return {key: values[key] for key in KEPT if values.get(key)} if isinstance(values, dict) else {}
 
 
 def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float, float | None, int]]:

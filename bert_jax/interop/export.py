@@ -1,5 +1,6 @@
 """Exports models to other software's formats, and converts them to bert_jax format, a workdir."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def export(
     dtype: str = "",
     language: str = "",
     license: str = "",
+    shape: str = "",
 ) -> LoadedModel:
     """Exports a checkpoint; the output folder appears complete or not at all.
 
@@ -42,14 +44,15 @@ def export(
         dtype: One of DTYPES[format]; empty for the default that `--help` describes.
         language: For the model card: codes of languages, such as tr or tr,en; empty for those of the base model.
         license: For the model card: the Hub's name of a license, such as apache-2.0; empty for that of the base model.
+        shape: For stablehlo: the batch size and length of the programs, such as 8x128; empty for any.
 
     Raises:
         UserError: An option is unknown, the output exists, or the checkpoint cannot be opened.
     """
     # Reading a checkpoint can take minutes, so wrong options are refused first.
-    _check_options(output, format, dtype, base)
+    _check_options(output, format, dtype, base, shape)
     loaded = open_checkpoint(checkpoint, average, merged=format != "peft")
-    return export_loaded(with_card(loaded, language, license), output, format, part, dtype, base)
+    return export_loaded(with_card(loaded, language, license), output, format, part, dtype, base, shape)
 
 
 def with_card(loaded: LoadedModel, language: str = "", license: str = "") -> LoadedModel:
@@ -60,10 +63,16 @@ def with_card(loaded: LoadedModel, language: str = "", license: str = "") -> Loa
 
 
 def export_loaded(
-    loaded: LoadedModel, output: str | Path, format: str = "hf", part: str = "", dtype: str = "", base: str = ""
+    loaded: LoadedModel,
+    output: str | Path,
+    format: str = "hf",
+    part: str = "",
+    dtype: str = "",
+    base: str = "",
+    shape: str = "",
 ) -> LoadedModel:
     """Exports an opened model, as `export` does, and returns it as written. For peft, its adapters must be unmerged."""
-    _check_options(output, format, dtype, base)
+    _check_options(output, format, dtype, base, shape)
     # Only bert_jax format can hold both parts; the discriminator is the part to fine-tune.
     if part or (loaded.heads.generator and format != "orbax"):
         loaded = part_of(loaded, part or "discriminator")
@@ -74,7 +83,7 @@ def export_loaded(
     # Other programs know no scale of targets, so the last layer includes it.
     loaded = with_target_scale(loaded)
     if format == "stablehlo":
-        stablehlo.write(loaded, output, dtype or "float32")
+        stablehlo.write(loaded, output, dtype or "float32", _sizes(shape) if shape else None)
     elif format == "onnx":
         onnx.write(loaded, output, dtype)
     elif format == "peft":
@@ -85,12 +94,20 @@ def export_loaded(
     return loaded
 
 
-def _check_options(output: str | Path, format: str, dtype: str, base: str) -> None:
+def _sizes(shape: str) -> tuple[int, int]:
+    """Reads 8x128; 0 x 0 if it is something else."""
+    sizes = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", shape)
+    return (int(sizes[1]), int(sizes[2])) if sizes else (0, 0)
+
+
+def _check_options(output: str | Path, format: str, dtype: str, base: str, shape: str) -> None:
     known = DTYPES.get(format, ())
     choices = f"choose from {', '.join(known)}" if known else "it has no choice of dtype. Omit --dtype"
     for refused, message in (
         (format not in FORMATS, f"unknown --format {format}; choose from {', '.join(FORMATS)}"),
         (dtype and dtype not in known, f"--dtype is {dtype}, which --format {format} does not write; {choices}"),
+        (shape and format != "stablehlo", f"--shape is {shape}, but only --format stablehlo has it. Omit --shape"),
+        (shape and not _sizes(shape)[0], f"--shape is {shape}; expected batch size and length, such as 8x128"),
         (base and format != "peft", f"--base is {base}, but --format {format} writes a whole model. Omit --base"),
     ):
         if refused:

@@ -2,7 +2,8 @@
 
 The first half defines the programs (hidden_states, text_vectors, predictions); onnx.py exports the same ones. `write`,
 in the second half, exports them to a folder. Parameters are an argument, so programs are small and share one file of
-tensors. Batch size and length are symbolic: programs accept any batch, and any length up to the model's positions.
+tensors. Batch size and length are symbolic unless they are given: programs accept any batch, and any length up to the
+model's positions.
 """
 
 import json
@@ -177,7 +178,9 @@ def has_predictions(heads: Heads) -> bool:
     return any((*by_token, heads.next_sentence, heads.classes, heads.choices))
 
 
-def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") -> None:
+def write(
+    loaded: LoadedModel, directory: str | Path, dtype: str = "float32", shape: tuple[int, int] | None = None
+) -> None:
     """Writes a model's programs to a new folder, which appears complete or not at all.
 
     These are hidden_states.stablehlo; predictions.stablehlo, if there are heads; text_vectors.stablehlo, if the model
@@ -188,12 +191,16 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
         loaded: The model.
         directory: The folder to create.
         dtype: float32 or bfloat16, in which parameters are stored and matmuls computed; outputs are float32.
+        shape: The only batch size and length of the programs, for compilers without symbolic sizes; None for any.
 
     Raises:
-        UserError: The folder exists, or the model has relations, whose spans are chosen outside of the model.
+        UserError: The folder exists, the model has fewer positions, or it has relations, whose spans are chosen outside
+            of the model.
     """
     if loaded.heads.spans.relations:
         raise UserError("a model with heads.spans.relations has no StableHLO programs; export it with --format orbax")
+    if shape and shape[1] > loaded.model.max_positions:
+        raise UserError(f"--shape has length {shape[1]}, but the model has {loaded.model.max_positions} positions")
     runtime = Runtime(attention=ATTENTION, compute_dtype=dtype, platform="cpu")  # the same on every machine
     programs = {"hidden_states": hidden_states(loaded, runtime)}
     if has_predictions(loaded.heads):
@@ -211,7 +218,7 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
     params = {path: value.astype(jnp.dtype(dtype)) for path, value in loaded.params.items()}
     parameters = {path: jax.ShapeDtypeStruct(value.shape, value.dtype) for path, value in params.items()}
     # All programs share one batch and one length, so their inputs have the same symbols.
-    sizes, words = symbolic_sizes(loaded), loaded.vocabulary
+    sizes, words = shape or symbolic_sizes(loaded), loaded.vocabulary
     inputs = {name: jax.ShapeDtypeStruct(sizes, jnp.int32) for name in input_names(loaded)}
     description: dict[str, Any] = {
         "programs": {},
@@ -240,7 +247,7 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
         write_json(unfinished / PROGRAMS_FILE, description)
         name = Path(loaded.origin).name or "model"
         metadata = front_matter(loaded, "jax", pipeline_tag(loaded), ["stablehlo", "bert_jax"], name)
-        readme = f"{metadata}\n\n{_readme(loaded, dtype, list(programs)[-1], vectors)}"
+        readme = f"{metadata}\n\n{_readme(loaded, dtype, list(programs)[-1], vectors, shape)}"
         (unfinished / "README.md").write_text(readme, encoding="utf-8")
 
 
@@ -249,9 +256,11 @@ def _describe_tensor(name: str, aval: Any) -> dict[str, Any]:
     return {"name": name, "dtype": str(aval.dtype), "shape": shape}
 
 
-def _readme(loaded: LoadedModel, dtype: str, program: str, vectors: Mapping[str, Any]) -> str:
+def _readme(
+    loaded: LoadedModel, dtype: str, program: str, vectors: Mapping[str, Any], shape: tuple[int, int] | None
+) -> str:
     """Renders README.md, which shows how to run `program`."""
-    words = loaded.vocabulary
+    words, longest = loaded.vocabulary, loaded.model.max_positions
 
     def quoted(text: str) -> str:
         return json.dumps(text, ensure_ascii=False)
@@ -277,7 +286,10 @@ def _readme(loaded: LoadedModel, dtype: str, program: str, vectors: Mapping[str,
         cls, sep = words.roles.cls_token, words.roles.sep_token
         pair = " ".join([cls, "a", *[sep] * words.between, "b", sep])
     return string.Template(README_TEMPLATE.read_text(encoding="utf-8")).substitute(
-        positions=loaded.model.max_positions,
+        sizes=f"Batches of {shape[0]} x {shape[1]}" if shape else f"Any batch size, any length up to {longest}",
+        hint=f"pad to {shape[1]}, and fill the batch up"
+        if shape
+        else "each new shape is compiled once, so pad to few lengths",
         dtype=dtype,
         platforms=", ".join(PLATFORMS),
         description=PROGRAMS_FILE,

@@ -10,7 +10,7 @@ from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax.config import PretrainDataConfig
 from bert_jax.data.manifest import read_manifest
-from bert_jax.data.phases import _source_name, open_phases, summarize
+from bert_jax.data.phases import open_phases, source_name, summarize
 from bert_jax.interop import export
 from bert_jax.interop.families.bert import BERT
 from bert_jax.interop.model_card import TRANSFORMERS, render
@@ -263,10 +263,10 @@ def test_a_license_and_a_single_language_are_those_of_the_base_model_s_card_in_t
 
 def test_files_of_data_sets_of_the_hub_keep_their_name(tmp_path):
     assert (
-        _source_name("hf://datasets/wikimedia/wikipedia@refs%2Fconvert/tr/0.parquet")
+        source_name("hf://datasets/wikimedia/wikipedia@refs%2Fconvert/tr/0.parquet")
         == "hf:wikimedia/wikipedia/0.parquet"
     )
-    assert _source_name("/home/me/text.txt") == "text.txt"
+    assert source_name("/home/me/text.txt") == "text.txt"
     data = (source("wiki", input=["hf:wikimedia/wikipedia/0.parquet"]), source("own"))
     loaded = random_checkpoint(
         tmp_path / "words", odd_config(), Heads(mlm=True), data=data, metrics={"eval_mlm_loss": 2.5}

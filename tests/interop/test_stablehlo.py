@@ -15,6 +15,7 @@ from random_checkpoints import PRETRAINING, odd_config, random_checkpoint
 
 from bert_jax.errors import UserError
 from bert_jax.interop import stablehlo
+from bert_jax.interop.export import export_loaded
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import layers
 from bert_jax.model.bert import bind
@@ -273,3 +274,25 @@ def test_programs_of_every_family_equal_the_model(tmp_path, family):
         by_slot = name != "next_sentence_logits"
         ours, theirs = (array[real] if by_slot else array for array in (ours, theirs))
         np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_programs_of_one_shape_have_no_symbolic_size_and_equal_the_model(tmp_path):
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), Heads(pooler=True, classes=3))
+    export_loaded(loaded, tmp_path / "out", "stablehlo", shape="2x9")
+    program = jax.export.deserialize((tmp_path / "out" / "predictions.stablehlo").read_bytes())
+    text = program.mlir_module()
+    assert "tensor<2x9xi32>" in text and "tensor<?" not in text and "shape_assertion" not in text
+    inputs = rows_of(loaded, [9, 4], 9)
+    got = program.call(safetensors.numpy.load_file(tmp_path / "out" / "parameters.safetensors"), inputs)
+    wanted = outputs_of_the_model(loaded, inputs)["class_logits"]
+    np.testing.assert_allclose(got["class_logits"], wanted, atol=1e-5)
+    assert "Batches of 2 x 9;" in (tmp_path / "out" / "README.md").read_text()
+    for shape, format, message in (
+        ("2x25", "stablehlo", "--shape has length 25, but the model has 24 positions"),
+        ("2,9", "stablehlo", "--shape is 2,9; expected batch size and length"),
+        ("0x9", "stablehlo", "expected batch size and length"),
+        ("2x9", "hf", "only --format stablehlo has it"),
+    ):
+        with pytest.raises(UserError, match=message):
+            export_loaded(loaded, tmp_path / "refused", format, shape=shape)
+    assert not (tmp_path / "refused").exists()

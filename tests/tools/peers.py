@@ -1,10 +1,14 @@
-"""Answers of transformers, peft and SQuAD's script, to compare with those of bert_jax. Prints a JSON line per case.
+"""Answers of transformers, its companions and SQuAD's script, to compare with ours. Prints a JSON line per case.
 
 Run it with a Python that has torch and transformers (see make_golden.py):
 
     python tests/tools/peers.py export FOLDER OUTPUTS.npz [FOLDER OUTPUTS.npz ...]
     python tests/tools/peers.py predict FOLDER INPUTS.json [FOLDER INPUTS.json ...]
     python tests/tools/peers.py adapters FOLDER INPUTS.json [FOLDER INPUTS.json ...]     (needs peft)
+    python tests/tools/peers.py vectors FOLDER TEXTS.json [FOLDER TEXTS.json ...]     (needs sentence-transformers)
+    python tests/tools/peers.py scores FOLDER TEXTS.json [FOLDER TEXTS.json ...]     (needs sentence-transformers)
+    python tests/tools/peers.py programs FOLDER TEXTS.json [FOLDER TEXTS.json ...]     (needs fastembed)
+    python tests/tools/peers.py encoders FOLDER TEXTS.json [FOLDER TEXTS.json ...]
     python tests/tools/peers.py tokenizers TEXTS.json FOLDER [FOLDER ...]
     python tests/tools/peers.py squad QUESTIONS.json [QUESTIONS.json ...]     (needs transformers before version 5)
 """
@@ -159,6 +163,51 @@ def adapters(folder: str, file: str) -> list[Any]:
         return model(**batch).logits.tolist()
 
 
+def vectors(folder: str, file: str) -> dict[str, Any]:
+    """Returns the vectors of texts: by default, as queries and as documents."""
+    from sentence_transformers import SentenceTransformer
+
+    model, texts = SentenceTransformer(folder, device="cpu"), read_json(file)
+    ways = {"default": model.encode, "query": model.encode_query, "document": model.encode_document}
+    return {name: way(texts).tolist() for name, way in ways.items()}
+
+
+def scores(folder: str, file: str) -> list[Any]:
+    """Returns the predictions by a CrossEncoder of pairs: each text with itself."""
+    from sentence_transformers import CrossEncoder
+
+    return CrossEncoder(folder, device="cpu").predict([(text, text) for text in read_json(file)]).tolist()
+
+
+def programs(folder: str, file: str) -> dict[str, Any]:
+    """Returns the normalized means of token vectors, as each ONNX program computes them in fastembed."""
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    found = {}
+    width = read_json(f"{folder}/config.json")["hidden_size"]
+    for program in ("onnx/model.onnx", "onnx/model_quantized.onnx"):
+        name = f"{folder}/{program}"
+        source = ModelSource(hf=folder)
+        TextEmbedding.add_custom_model(
+            name, pooling=PoolingType.MEAN, normalization=True, sources=source, dim=width, model_file=program
+        )
+        model = TextEmbedding(name, specific_model_path=folder)
+        found[program] = [vector.tolist() for vector in model.embed(read_json(file))]
+    return found
+
+
+def encoders(folder: str, file: str) -> list[Any]:
+    """Returns the last hidden state of the first token, and the pooler's output."""
+    model, words = (
+        transformers.AutoModel.from_pretrained(folder).eval(),
+        transformers.AutoTokenizer.from_pretrained(folder),
+    )
+    with torch.no_grad():
+        computed = model(**words(read_json(file), padding=True, return_tensors="pt"))
+    return [computed.last_hidden_state[:, 0].tolist(), computed.pooler_output.tolist()]
+
+
 def encode(texts: list[str], folder: str) -> dict[str, Any]:
     """Returns class and size of a tokenizer, ids of all texts and of one pair, and the ids of special tokens."""
     loaded = transformers.AutoTokenizer.from_pretrained(folder)
@@ -197,14 +246,17 @@ def squad(file: str) -> dict[str, Any] | None:
 
 
 def main(command: str, *arguments: str) -> None:
-    transformers.logging.set_verbosity_error()
+    # These commands also show whether parameters were missing.
+    if command not in ("vectors", "encoders"):
+        transformers.logging.set_verbosity_error()
     if command == "squad":
         reports = map(squad, arguments)
     elif command == "tokenizers":
         texts = read_json(arguments[0])
         reports = (encode(texts, folder) for folder in arguments[1:])
     else:
-        function = {"export": export, "predict": predict, "adapters": adapters}[command]
+        functions = (export, predict, adapters, vectors, scores, programs, encoders)
+        function = {function.__name__: function for function in functions}[command]
         reports = map(function, arguments[::2], arguments[1::2])
     for report in reports:
         print(json.dumps(report, default=int), flush=True)
