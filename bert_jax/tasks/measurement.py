@@ -15,7 +15,7 @@ from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import named, registry
+from bert_jax.tasks import held_out, named, registry
 from bert_jax.tasks.inference import (
     Predictor,
     check_kind,
@@ -153,12 +153,15 @@ def evaluate(
     if truncate_dim:
         task.check_model(loaded.model)
     labelled = _read_labelled(task, Path(data))
+    messages: list[str] = []
+    if "data" in labelled:
+        labelled["data"], remark = _without_training(loaded, labelled["data"])
+        messages += [remark] if remark else []
     # The parameters are placed once for all splits.
     tokenizer = tokenizer_of(loaded)
     params = task_params(loaded, task, sharding.make_mesh(config.mesh))
     values: dict[str, float] = {}
     sizes: dict[str, dict[str, int]] = {}
-    messages: list[str] = []
     for name, split in labelled.items():
         if metrics:
             task.metric_names(split, explicit=True)
@@ -175,6 +178,20 @@ def evaluate(
         if math.isnan(measured["task_loss"]) and any(jnp.isnan(leaf).any() for leaf in jax.tree.leaves(params)):
             messages.append(f"{split.path}: metrics mean nothing, as parameters are NaN; use an earlier checkpoint")
     return Evaluation(values, sizes, tuple(messages))
+
+
+def _without_training(loaded: LoadedModel, split: Split[Any]) -> tuple[Split[Any], str]:
+    """Keeps the held-out items of the file on which a run was trained, and returns a remark about it."""
+    try:
+        path, chosen = held_out.of_run(loaded.training)
+    except UserError:  # a folder of another library, or files that are elsewhere
+        return split, ""
+    if path.absolute().resolve() != split.path.absolute().resolve():
+        return split, ""
+    if not chosen or chosen[-1] >= len(split.items):
+        return split, f"warning: {split.path} is the file that the checkpoint was trained on"
+    kept = dataclasses.replace(split, items=tuple(split.items[index] for index in chosen))
+    return kept, f"{split.path}: the checkpoint was trained on this file; its {len(chosen):,} held-out examples count"
 
 
 def _with_options(
