@@ -152,11 +152,7 @@ def evaluate(
     task = _with_options(task, label_map, metrics, positive, truncate_dim)
     if truncate_dim:
         task.check_model(loaded.model)
-    labelled = _read_labelled(task, Path(data))
-    messages: list[str] = []
-    if "data" in labelled:
-        labelled["data"], remark = _without_training(loaded, labelled["data"])
-        messages += [remark] if remark else []
+    labelled, messages = _without_training(loaded, _read_labelled(task, Path(data)))
     # The parameters are placed once for all splits.
     tokenizer = tokenizer_of(loaded)
     params = task_params(loaded, task, sharding.make_mesh(config.mesh))
@@ -180,18 +176,20 @@ def evaluate(
     return Evaluation(values, sizes, tuple(messages))
 
 
-def _without_training(loaded: LoadedModel, split: Split[Any]) -> tuple[Split[Any], str]:
-    """Keeps the held-out items of the file on which a run was trained, and returns a remark about it."""
+def _without_training(loaded: LoadedModel, splits: dict[str, Split[Any]]) -> tuple[dict[str, Split[Any]], list[str]]:
+    """Reduces the file on which a run was trained to its held-out items; also returns a remark about it."""
     try:
         path, chosen = held_out.of_run(loaded.training)
     except UserError:  # a folder of another library, or files that are elsewhere
-        return split, ""
-    if path.absolute().resolve() != split.path.absolute().resolve():
-        return split, ""
+        return splits, []
+    split = splits.get("data")
+    if split is None or path.resolve() != split.path.resolve():
+        return splits, []
     if not chosen or chosen[-1] >= len(split.items):
-        return split, f"warning: {split.path} is the file that the checkpoint was trained on"
-    kept = dataclasses.replace(split, items=tuple(split.items[index] for index in chosen))
-    return kept, f"{split.path}: the checkpoint was trained on this file; its {len(chosen):,} held-out examples count"
+        return splits, [f"warning: {split.path} is the file that the checkpoint was trained on"]
+    part = dataclasses.replace(split, items=tuple(split.items[index] for index in chosen))
+    remark = f"{split.path}: the checkpoint was trained on this file; its {len(chosen):,} held-out examples count"
+    return {"data": part}, [remark]
 
 
 def _with_options(
