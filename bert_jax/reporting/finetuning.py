@@ -71,6 +71,7 @@ class DevPredictions(Generic[AnyTask, AnyRows]):
     predictions: Sequence[dict[str, Any]]  # by item
     losses: Float64[np.ndarray, "K"]  # by item; NaN for items without a label
     total: int  # items in the file, or held-out ones, of which this may be a sample
+    held_out: bool = False  # whether the file is the training file, which held them out
 
     @property
     def items(self) -> Sequence[Any]:
@@ -80,9 +81,10 @@ class DevPredictions(Generic[AnyTask, AnyRows]):
     @property
     def description(self) -> str:
         """Describes the examples: the whole file, or a sample."""
+        examples = "held-out examples" if self.held_out else "examples"
         if len(self.items) == self.total:
-            return f"all {self.total:,} examples of {self.path.name}"
-        return f"{len(self.items):,} evenly spaced examples of the {self.total:,} of {self.path.name}"
+            return f"all {self.total:,} {examples} of {self.path.name}"
+        return f"{len(self.items):,} evenly spaced {examples} of the {self.total:,} of {self.path.name}"
 
     def worst(self, count: int) -> list[int]:
         """Returns the items with the highest losses, in descending order."""
@@ -99,12 +101,11 @@ def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredi
     """
     model = FineTuned(open_checkpoint(workdir))
     named = config_lib.load(TaskConfig, dict(config.training.get("task") or {}), "task")
-    task, files = registry.resolve(named)
+    _, files = registry.resolve(named)
     path = files.get("dev", files["train"])
     split = registry.read(model.task, path)
     if "dev" not in files:
-        # As in training, where labels are not renamed yet.
-        chosen = held_out.indices(task, registry.read(task, path), named.dev_share) if named.dev_share else []
+        _, chosen = held_out.of_run(config.training)
         if not chosen:
             raise UserError("the task has no dev file (--config.task.dev)")
         split = dataclasses.replace(split, items=tuple(split.items[index] for index in chosen))
@@ -115,7 +116,9 @@ def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredi
         split = dataclasses.replace(split, items=tuple(split.items[index] for index in sampled))
     rows = model.encode(split)
     answers, losses = model.item_losses(rows)
-    return DevPredictions(model.task, path, rows, model.task.predictions(rows, answers), losses, total)
+    return DevPredictions(
+        model.task, path, rows, model.task.predictions(rows, answers), losses, total, "dev" not in files
+    )
 
 
 def error_sections(workdir: Location, config: WorkdirConfig, most: int) -> list[Section]:

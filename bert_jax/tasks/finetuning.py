@@ -174,7 +174,7 @@ def finetune(
             std is the sample standard deviation, None for one seed.
         steps: By seed, the step of the parameters that are kept.
         counts: By split.
-        baseline: {name, metrics}: what the majority class, or the mean of numbers, would score; None for other kinds.
+        baseline: {name, metrics}: of the majority class, or the mean of numbers; None for other kinds.
         best: The best run, if there are several.
         sweep: The figures of all settings, if there are several.
 
@@ -182,8 +182,7 @@ def finetune(
         UserError: The configuration, the files or the checkpoint have a mistake.
         Stopped: SIGTERM arrived.
     """
-    if isinstance(config, ml_collections.ConfigDict):
-        config = config_lib.load(FinetuneConfig, config)
+    config = config_lib.load(FinetuneConfig, config) if isinstance(config, ml_collections.ConfigDict) else config
     workdir = location(workdir)
     if not config.sweep:
         tuned = _finetune(config, workdir, tokenizer, verbose, recipe)

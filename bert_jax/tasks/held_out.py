@@ -6,9 +6,14 @@ the same rows, and equal texts are never on both sides.
 
 import hashlib
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from bert_jax import config as config_lib
+from bert_jax.config import TaskConfig
+from bert_jax.tasks import registry
 from bert_jax.tasks.labels import NamedLabelsTask
 from bert_jax.tasks.rows import Split
 from bert_jax.tasks.task import Task
@@ -56,13 +61,27 @@ def split(task: Task, train: Split[Any], share: float) -> tuple[Split[Any], Spli
     if not chosen:
         return train, None, f"warning: no dev file, and {train.path} has too few texts to hold some out; {advice}"
     rest = sorted({*range(count)} - {*chosen})
+    rough = ", but so few make rough metrics" if len(chosen) < FEW else ""
     line = (
         f"no dev file: {len(chosen):,} of the {count:,} examples of {train.path}, chosen by a hash of their text, are "
-        "held out and measured; task.dev_share=0 trains on all"
+        f"held out and measured{rough}; task.dev_share=0 trains on all"
     )
-    rough = "; so few make rough metrics" if len(chosen) < FEW else ""
     dev = replace(train, items=tuple(train.items[index] for index in chosen), left_out=0, remarks=())
-    return replace(train, items=tuple(train.items[index] for index in rest)), dev, line + rough
+    return replace(train, items=tuple(train.items[index] for index in rest)), dev, line
+
+
+def of_run(training: Mapping[str, Any]) -> tuple[Path, list[int]]:
+    """Returns the training file of a run, by its configuration, and the items held out of it (none with a dev file).
+
+    Raises:
+        UserError: The run has no task, or its files cannot be read.
+    """
+    config = config_lib.load(TaskConfig, dict(training.get("task") or {}), "task")
+    task, files = registry.resolve(config)
+    if "dev" in files or not config.dev_share:
+        return files["train"], []
+    # As in training, where labels are not renamed yet.
+    return files["train"], indices(task, registry.read(task, files["train"]), config.dev_share)
 
 
 def _text(item: Any) -> str:

@@ -15,7 +15,7 @@ from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import named, registry
+from bert_jax.tasks import held_out, named, registry
 from bert_jax.tasks.inference import (
     Predictor,
     check_kind,
@@ -152,13 +152,12 @@ def evaluate(
     task = _with_options(task, label_map, metrics, positive, truncate_dim)
     if truncate_dim:
         task.check_model(loaded.model)
-    labelled = _read_labelled(task, Path(data))
+    labelled, messages = _without_training(loaded, _read_labelled(task, Path(data)))
     # The parameters are placed once for all splits.
     tokenizer = tokenizer_of(loaded)
     params = task_params(loaded, task, sharding.make_mesh(config.mesh))
     values: dict[str, float] = {}
     sizes: dict[str, dict[str, int]] = {}
-    messages: list[str] = []
     for name, split in labelled.items():
         if metrics:
             task.metric_names(split, explicit=True)
@@ -175,6 +174,22 @@ def evaluate(
         if math.isnan(measured["task_loss"]) and any(jnp.isnan(leaf).any() for leaf in jax.tree.leaves(params)):
             messages.append(f"{split.path}: metrics mean nothing, as parameters are NaN; use an earlier checkpoint")
     return Evaluation(values, sizes, tuple(messages))
+
+
+def _without_training(loaded: LoadedModel, splits: dict[str, Split[Any]]) -> tuple[dict[str, Split[Any]], list[str]]:
+    """Reduces the file on which a run was trained to its held-out items; also returns a remark about it."""
+    try:
+        path, chosen = held_out.of_run(loaded.training)
+    except UserError:  # a folder of another library, or files that are elsewhere
+        return splits, []
+    split = splits.get("data")
+    if split is None or path.resolve() != split.path.resolve():
+        return splits, []
+    if not chosen or chosen[-1] >= len(split.items):
+        return splits, [f"warning: {split.path} is the file that the checkpoint was trained on"]
+    part = dataclasses.replace(split, items=tuple(split.items[index] for index in chosen))
+    remark = f"{split.path}: the checkpoint was trained on this file; its {len(chosen):,} held-out examples count"
+    return {"data": part}, [remark]
 
 
 def _with_options(

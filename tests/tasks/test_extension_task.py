@@ -134,7 +134,5 @@ def test_weighted_kappa_follows_its_definition():
 
 
 def test_an_unregistered_kind_is_refused_with_the_way_to_register_it():
-    with pytest.raises(
-        UserError, match=r"task.kind is 'ranking'; choose from: .*, or import the module that registers"
-    ):
+    with pytest.raises(UserError, match=r"task.kind is 'ranking'; choose from: .*, or import the file that registers"):
         from_json({"name": "own", "kind": "ranking"})

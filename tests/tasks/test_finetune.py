@@ -160,7 +160,7 @@ def test_a_regression_is_measured_by_correlations(start, reviews, tmp_path):
 
 @pytest.mark.slow
 def test_training_the_head_alone_leaves_the_rest_bit_for_bit(start, reviews, tmp_path):
-    task = AutoTaskConfig(train=reviews["train"], text="review", label="stars")
+    task = AutoTaskConfig(train=reviews["train"], text="review", label="stars", dev_share=0.0)
     result = finetune(config_of(start, task, steps=2, train_layers="head"), tmp_path / "head")
     assert result["metrics"] == {}
     before, after = open_checkpoint(start).params, read_params(tmp_path / "head")
@@ -171,7 +171,7 @@ def test_training_the_head_alone_leaves_the_rest_bit_for_bit(start, reviews, tmp
 @pytest.mark.slow
 def test_gradual_unfreezing_resumes_bit_for_bit_in_every_stage(start, reviews, tmp_path):
     """Four stages of two steps each: the head, two layers, the embeddings; a run resumes from each of its steps."""
-    task = AutoTaskConfig(train=reviews["train"], text="review", label="stars")
+    task = AutoTaskConfig(train=reviews["train"], text="review", label="stars", dev_share=0.0)
     checkpoint = CheckpointConfig(every_steps=1, every_minutes=0.0, keep=0)
     config = config_of(start, task, steps=7, train_layers="gradual:0.25", checkpoint=checkpoint)
     assert trials.unfreeze_every(config, 96) == 2

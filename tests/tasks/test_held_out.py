@@ -15,6 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.reporting.finetuning import predict_dev
 from bert_jax.storage.location import location
 from bert_jax.tasks import held_out, registry, trials
+from bert_jax.tasks.evaluation import evaluate
 from bert_jax.tasks.finetuning import finetune
 from bert_jax.tasks.rows import Example, Split
 from bert_jax.train.workdir import read_config
@@ -110,6 +111,20 @@ def test_a_run_measures_the_same_rows_when_it_resumes_and_in_its_report(reviews,
     lines = Path(files["train"]).read_text().splitlines()
     held = {item.text for item in dev.items}
     assert sum(line.split("\t")[0] in held for line in lines[1:]) == dev.total
+
+
+def test_evaluating_the_training_file_measures_the_held_out_rows(reviews, start, tmp_path, capsys):
+    config = config_of(start, own(reviews, dev_share=0.3))
+    result = finetune(config, tmp_path / "run")
+    measured = evaluate(tmp_path / "run", reviews["train"])
+    assert measured["accuracy"] == result["metrics"]["accuracy"]["mean"]
+    assert measured["counts"]["data"]["examples"] == result["counts"]["dev"]["examples"]
+    assert "held-out examples count" in capsys.readouterr().err
+    finetune(config_of(start, own(reviews, dev=reviews["dev"])), tmp_path / "with_dev")
+    assert evaluate(tmp_path / "with_dev", reviews["train"])["counts"]["data"]["examples"] == 96
+    assert "is the file that the checkpoint was trained on" in capsys.readouterr().err
+    evaluate(tmp_path / "with_dev", reviews["dev"])
+    assert "trained on" not in capsys.readouterr().err
 
 
 def test_the_result_has_the_majority_class(reviews, start, tmp_path):

@@ -86,8 +86,8 @@ def chosen_heads(heads: Heads, config: ModelConfig) -> dict[str, tuple[Callable[
     """
     if unknown := [name for name in heads.named if name not in HEADS]:
         raise UserError(
-            f"unknown head {unknown[0]!r}; choose from {', '.join(HEADS)}, or import the module that adds it to "
-            "bert_jax.model.heads.HEADS first"
+            f"unknown head {unknown[0]!r}; choose from {', '.join(HEADS)}, or import the file that adds it to "
+            "bert_jax.model.heads.HEADS: --import FILE"
         )
     chosen = {}
     # In the table's order, whatever the order of the choices.
