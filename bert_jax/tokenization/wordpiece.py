@@ -106,13 +106,10 @@ class WordPieceSpec(TokenList):
     def write(self, directory: Path) -> None:
         """Writes vocab.txt, tokenizer_config.json and special_tokens_map.json."""
         bert, mpnet = self.roles == BERT_ROLES, (self.roles, self.pair_separators) == (MPNET_ROLES, 2)
+        kind = "BertTokenizer" if bert else "MPNetTokenizer" if mpnet else "PreTrainedTokenizerFast"
         config = {
-            # Classes of their own in transformers make the normalizer from the settings, which know no Turkish.
-            "tokenizer_class": "PreTrainedTokenizerFast"
-            if self.turkic or not (bert or mpnet)
-            else "BertTokenizer"
-            if bert
-            else "MPNetTokenizer",
+            # Other classes of transformers make the normalizer from these settings, without Turkish casing.
+            "tokenizer_class": "PreTrainedTokenizerFast" if self.turkic else kind,
             "do_lower_case": self.lowercase,
             "strip_accents": self.strip_accents,
             "tokenize_chinese_chars": self.split_chinese,
