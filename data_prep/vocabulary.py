@@ -141,15 +141,17 @@ def _count(corpora: dict[str, Corpus], options: TokenizerOptions, quiet: bool) -
             for corpus in corpora.values():
                 counter.add(documents(corpus))
             chunks = counter.counts
-            _print_changes(counting.count_changes(chunks, splitter, counter.split, counter.changed), options)
+            split = counter.split, counter.changed
             too_long = {"the text": counter.unknown / max(counter.characters, 1)}
         else:
             texts = ((name, documents(corpus)) for name, corpus in corpora.items())
             chunks, shares = counting.count_chunks(texts, splitter, options.alpha, limit)
-            _print_changes(counting.count_changes(chunks, splitter), options)
+            split = 0, 0  # not known, because languages have other weights
             for share in shares:
                 print(f"{share.language}: {share.text:.2%} of the text, counted as {share.counted:.2%}")
             too_long = {share.language: share.unknown for share in shares}
+        if options.lowercase or options.strip_accents:
+            _print_changes(counting.count_changes(chunks, splitter, *split), options)
         words = counting.count_words(chunks, splitter)
     for name, corpus in corpora.items():
         for reason, count in corpus.refused.items():
@@ -171,8 +173,6 @@ def _print_changes(changes: counting.Changes, options: TokenizerOptions) -> None
     """Prints what share of the words lower-casing and stripping accents change, and a warning about Turkish."""
     flags = ["--lowercase"] if options.lowercase else []
     flags += ["--strip_accents yes"] if options.strip_accents else []
-    if not flags:
-        return
     stated = f"{' and '.join(flags)}: {changes.share:.1%} of the words change"
     before, after = changes.example
     print_note(f"{stated}, such as {before} to {after}" if before else stated)
