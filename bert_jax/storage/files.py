@@ -9,6 +9,7 @@ import bz2
 import contextlib
 import errno
 import fcntl
+import importlib.util
 import io
 import json
 import lzma
@@ -289,7 +290,17 @@ BLOCK_BYTES = 1 << 16
 _INPUT_BYTES = 1 << 16
 _BUFFER_BYTES = 1 << 17
 _READ_AHEAD = 2 * _INPUT_BYTES  # a decompressor holds at most one input that it has not decompressed yet
+# The largest window with which pyarrow decompresses .zst; `zstd --long` makes larger ones, up to 2 GiB.
+_PYARROW_WINDOW = (1 << 27) + 1
+# By pyarrow's message, why it does not read a .zst that may be intact.
+_UNSUPPORTED = {
+    "too much memory": "its window is larger than 128 MiB (zstd --long). Run pip install zstandard, or store it with a "
+    "smaller window: zstd -dc --long=31 FILE | zstd -o NEW_FILE",
+    "Dictionary mismatch": "it was compressed with a dictionary. Store it without one: zstd -dc -D DICTIONARY FILE | "
+    "zstd -o NEW_FILE",
+}
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
+    ".zst": lambda: _LongWindowFrame(),
     ".gz": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
     ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
     ".bz2": bz2.BZ2Decompressor,
@@ -331,8 +342,13 @@ def decompressed(stored: BinaryFile, suffix: str, buffer_bytes: int = _BUFFER_BY
 
     Raises:
         DamagedFile: when the result is read, not here.
+        OSError: when the result is read, a .zst file needs more than pyarrow has.
     """
-    source = pa.CompressedInputStream(stored, "zstd") if suffix == ".zst" else _Streams(stored, suffix)
+    source: Any = _Streams(stored, suffix)
+    if suffix == ".zst":
+        is_long = _zstd_window(stored) > _PYARROW_WINDOW and importlib.util.find_spec("zstandard") is not None
+        stored.seek(0)
+        source = source if is_long else pa.CompressedInputStream(stored, "zstd")
     return io.BufferedReader(_Decompressed(stored, source.read), buffer_bytes)
 
 
@@ -392,6 +408,9 @@ class _Decompressed(io.RawIOBase):
         except (lzma.LZMAError, zlib.error, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # from the file, not from the decompressor: errors of `open_file` have a number
+            for message, problem in _UNSUPPORTED.items():
+                if message in str(error):
+                    raise OSError(errno.ENOTSUP, problem) from None
             raise DamagedFile(first_line(error)) from error
         target[: len(piece)] = piece
         return len(piece)
@@ -401,14 +420,58 @@ class _Decompressed(io.RawIOBase):
         super().close()
 
 
+def _zstd_window(stored: BinaryFile) -> int:
+    """The bytes that a .zst file's first frame asks a decompressor to hold (RFC 8878, 3.1.1.1); 0 if it is no frame."""
+    head = b""
+    while len(head) < 18 and (piece := stored.read(18 - len(head))):
+        head += piece
+    if len(head) < 6 or not head.startswith(b"\x28\xb5\x2f\xfd"):
+        return 0
+    if head[4] & 32:  # one segment, so the window is the content
+        begin, size = 5 + (0, 1, 2, 4)[head[4] & 3], (1, 2, 4, 8)[head[4] >> 6]
+        return int.from_bytes(head[begin : begin + size], "little")
+    base = 1 << (10 + (head[5] >> 3))
+    return base + base // 8 * (head[5] & 7)
+
+
+class _LongWindowFrame:
+    """A decompressor of one .zst frame with any window, with the interface of zlib's."""
+
+    def __init__(self) -> None:
+        import zstandard
+
+        self._error = zstandard.ZstdError
+        self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+        self._content = io.BytesIO()
+
+    @property
+    def eof(self) -> bool:
+        return self._frame.eof and self._content.tell() == len(self._content.getbuffer())
+
+    @property
+    def unused_data(self) -> bytes:
+        return bytes(self._frame.unused_data)
+
+    def decompress(self, stored: bytes, size: int) -> bytes:
+        if piece := self._content.read(size):
+            return piece
+        try:
+            self._content = io.BytesIO(self._frame.decompress(stored))
+        except self._error as error:
+            raise DamagedFile(first_line(error)) from error
+        return self._content.read(size)
+
+
 class _Streams:
-    """Decompresses the concatenated streams of a .gz, .xz or .bz2 file.
+    """Decompresses the concatenated streams of a .gz, .xz or .bz2 file, or of a .zst file with a long window.
 
     Python's LZMAFile and BZ2File are no replacement: they end silently if a stream after the first one is damaged.
     """
 
     def __init__(self, stored: BinaryFile, suffix: str) -> None:
         self._stored, self._suffix = stored, suffix
+        # zstandard returns all that it decompresses from an input, so it gets little at once.
+        self._input_bytes = 1 << 12 if suffix == ".zst" else _INPUT_BYTES
         self._input = b""  # read, but not yet passed to a decompressor
         self._decompressor: Any = None  # of the current stream
         self._begun = False
@@ -422,7 +485,7 @@ class _Streams:
             if self._decompressor.eof:
                 self._input, self._decompressor = self._decompressor.unused_data, None
             elif not piece and not self._input:
-                self._input = self._stored.read(_INPUT_BYTES)
+                self._input = self._stored.read(self._input_bytes)
                 if not self._input:
                     raise DamagedFile("truncated")
             if piece:
@@ -433,8 +496,8 @@ class _Streams:
         """Whether another stream follows. NULs may pad the space between streams, in .xz in multiples of four."""
         padding = 0
         while True:
-            self._input = self._input or self._stored.read(_INPUT_BYTES)
-            if not self._begun or self._suffix == ".bz2" or not self._input.startswith(b"\0"):
+            self._input = self._input or self._stored.read(self._input_bytes)
+            if not self._begun or self._suffix in (".bz2", ".zst") or not self._input.startswith(b"\0"):
                 break
             rest = self._input.lstrip(b"\0")
             padding += len(self._input) - len(rest)
@@ -457,6 +520,10 @@ class _BytewiseTail(io.RawIOBase):
 
     def readable(self) -> bool:
         return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        self._left += self._stored.tell() - offset
+        return self._stored.seek(offset)
 
     def read(self, size: int = -1, /) -> bytes:
         content = self._stored.read(max(1, min(size, self._left)))

@@ -31,7 +31,7 @@ _ENCODING = "utf-8", "surrogateescape"
 def table_documents(path: str, column: str, delimiter: str, on_read: OnRead = ignore_progress) -> Items:
     """Yields a table's documents: the rows' text in one column.
 
-    Line ends may be LF or CRLF; in quoted fields they become LF. Blank lines are skipped.
+    Line ends may be LF, CRLF or CR; in quoted fields they become LF. Blank lines are skipped.
 
     Args:
         column: A name in the first line.

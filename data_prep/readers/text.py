@@ -280,7 +280,7 @@ def _recognize(head: bytes) -> tuple[str, str]:
 
 def _is_table(head: bytes, delimiter: str, cut: bool) -> bool:
     """Whether text, which may be cut, is a header with column names and then rows with as many fields."""
-    lines = [f"{line}\n" for line in head.decode("utf-8", "replace").split("\n")]
+    lines = [f"{line}\n" for line in re.split("\r\n?|\n", head.decode("utf-8", "replace"))]
     names = lines[0].strip().split(delimiter)
     if len(names) < 2 or len(set(names)) < len(names) or not all(map(_COLUMN_NAME.fullmatch, names)):
         return False
@@ -290,7 +290,7 @@ def _is_table(head: bytes, delimiter: str, cut: bool) -> bool:
     def following() -> Iterator[str]:
         for line in lines[1:]:
             row_lines.append(line)
-            yield line.replace("\r", " ")  # csv refuses a carriage return inside of a line
+            yield line
 
     are_ragged = []
     for row in csv.reader(following(), delimiter=delimiter, quotechar=quotes):
@@ -316,22 +316,42 @@ _SPACE = rb"[\t-\r\x1c-\x1f ]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8
 _BLANK = re.compile(rb"(?:" + _SPACE + rb")*+")
 
 
+_RETURNS = re.compile(rb"\r+\n?")
+
+
+def _line_feeds(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Writes all line ends as LF: CR of old Macs, CRLF, and CRCRLF of text that was converted twice."""
+
+    def feeds(match: re.Match[bytes]) -> bytes:
+        return b"\n" * (len(match[0]) - match[0].endswith(b"\n"))
+
+    begun = b""  # returns at the end of a block, which belong to what follows
+    for block in blocks:
+        block = begun + block
+        begun = block[len(block.rstrip(b"\r")) :]
+        if b"\r" in block:
+            block = block[: len(block) - len(begun)].replace(b"\r\n", b"\n")
+        yield _RETURNS.sub(feeds, block) if b"\r" in block else block
+    yield _RETURNS.sub(feeds, begun)
+
+
 def lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
-    """Splits a file's blocks into lines, without line ends (LF or CRLF) and byte-order mark.
+    """Splits a file's blocks into lines, without line ends (LF, CRLF or CR) and byte-order mark.
+
+    Unicode's other line ends, such as U+2028, are white space in a line, as for Python's files.
 
     None replaces a line with more than MAX_DOCUMENT_BYTES.
     """
     begun: list[bytes] = []  # pieces of a line whose end has not been read yet
     size, mark = 0, BYTE_ORDER_MARK  # `mark` becomes empty after the first line
-    for block in blocks:
+    for block in _line_feeds(blocks):
         first, *others = block.split(b"\n")
         if others:
             line = b"".join((*begun, first)).removeprefix(mark)
-            yield None if size > MAX_DOCUMENT_BYTES else line.removesuffix(b"\r")
+            yield None if size > MAX_DOCUMENT_BYTES else line
             begun, size, mark = [], 0, b""
             first = others.pop()
-            for line in others:
-                yield line.removesuffix(b"\r")
+            yield from others
         size += len(first)
         begun.append(first)
         if size > MAX_DOCUMENT_BYTES:
@@ -339,7 +359,7 @@ def lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
     if size > MAX_DOCUMENT_BYTES:
         yield None
     elif rest := b"".join(begun).removeprefix(mark):
-        yield rest.removesuffix(b"\r")
+        yield rest
 
 
 def text_documents(
@@ -352,7 +372,7 @@ def text_documents(
 ) -> Items:
     """Yields a text file's documents, one at a time, without the lines between them.
 
-    Lines lose their line end (LF or CRLF) and nothing else; lines of white space count as blank. Memory holds one
+    Lines lose their line end (LF, CRLF or CR) and nothing else; lines of white space count as blank. Memory holds one
     document.
 
     Args:

@@ -413,3 +413,30 @@ def test_mutated_input_is_used_or_refused_in_one_line(vocab_dir: Path, inputs: i
     counts = json.loads(run.stdout)
     assert {"damaged_file", "invalid_utf8", "not_json", "no_text_field", "duplicate"} < set(counts)
     assert counts["used"] > inputs / 2, "too little is left to be used for this to mean much"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\r\r\n"])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1 << 16])
+def test_line_ends_of_any_kind_separate_lines_and_documents(tmp_path, monkeypatch, end, size):
+    monkeypatch.setattr(files, "BLOCK_BYTES", size)
+    text = "One.\nMore\u2028of it.\n\n\nTwo.\n \n\nThree.\n"
+    for name, content in {
+        "a.txt": text,
+        "a.jsonl": '{"text": "One.\\nMore\u2028of it."}\n{"text": "Two."}\n\n{"text": "Three."}\n',
+        "a.csv": 'id,text\n1,"One.\nMore\u2028of it."\n2,Two.\n3,Three.\n',
+        "a.tsv": "id\ttext\n1\tOne. More\u2028of it.\n2\tTwo.\n3\tThree.\n",
+    }.items():
+        (tmp_path / name).write_text(content.replace("\n", end), newline="", encoding="utf-8")
+        first = "One. More\u2028of it." if name == "a.tsv" else "One.\nMore\u2028of it."
+        assert list(read(f"{tmp_path}/{name}")) == [first.encode(), b"Two.", b"Three."], name
+
+
+def test_files_of_mixed_line_ends_are_read_as_python_reads_them():
+    """Except CRCRLF, which is one line end that was converted twice."""
+    generator = random.Random(1)
+    for _ in range(2000):
+        content = "".join(generator.choices(["a", "b ", "\r", "\n", "\r\n"], k=generator.randint(1, 12)))
+        wanted = io.StringIO(re.sub("\r\r\n", "\r\n", content), newline=None).read()
+        cut = generator.randint(0, len(content))
+        blocks = iter([content[:cut].encode(), content[cut:].encode()])
+        assert b"\n".join(text.lines(blocks)) == wanted.encode().removesuffix(b"\n"), repr(content)
