@@ -46,6 +46,7 @@ PROBLEM_TYPES = {
     "classification": "single_label_classification",
     "multilabel": "multi_label_classification",
 }
+DECISIONS = ("max_length", "threshold", "thresholds", "truncation")  # options of a task that hold for other labels
 QUESTION_LENGTH = 384  # as in run_squad.py of google-research/bert, if a folder does not describe the task
 TASK_FIELD = "bert_jax_task"  # bert_jax adds a task's columns, metrics and lengths here; transformers preserves it
 
@@ -356,8 +357,7 @@ def read_task(file: Path, values: Mapping[str, Any], model: ModelConfig, heads: 
         if not labels or not task["labels"] or not values.get("id2label") or task["labels"] == labels:
             return task
         # These settings of bert_jax also hold for other labels.
-        options = ("max_length", "threshold", "thresholds", "truncation")
-        decisions = {key: task[key] for key in options if key in task}
+        decisions = {key: task[key] for key in DECISIONS if key in task}
         report(f"{file}: id2label has other labels than {TASK_FIELD}; those of id2label are used")
     # transformers truncates a text to model_max_length, which is very large if the tokenizer has no limit.
     settings = read_optional(file.parent / TOKENIZER_FILE)
@@ -366,9 +366,9 @@ def read_task(file: Path, values: Mapping[str, Any], model: ModelConfig, heads: 
     longest = min(limit, model.max_positions, QUESTION_LENGTH if kind == "question" else sys.maxsize)
     # The format stores no threshold of other programs; 0.5 is the usual one.
     threshold = {"threshold": 0.5} if kind == "multilabel" else {}
-    sided = kind in PROBLEM_TYPES and settings.get("truncation_side") == "left"
-    side = {"truncation": "left"} if sided else {}
-    return {"name": "own", "kind": kind, "labels": labels, "max_length": longest, **threshold, **side, **decisions}
+    if kind in PROBLEM_TYPES and settings.get("truncation_side") == "left":
+        decisions = {"truncation": "left", **decisions}
+    return {"name": "own", "kind": kind, "labels": labels, "max_length": longest, **threshold, **decisions}
 
 
 def task_kind(heads: Heads) -> str:

@@ -327,8 +327,8 @@ def _cut(pieces: Pieces, sizes: Int64[np.ndarray, "R"], side: str) -> Texts:
     # The beginning keeps the odd piece.
     heads, tails = (sizes + 1) // 2, sizes // 2
     starts = np.stack([offsets[:-1], offsets[1:] - tails], axis=1).ravel()
-    kept = ids[spans(starts, np.stack([heads, tails], axis=1).ravel())]
-    return Texts(kept, np.cumsum(sizes) - sizes, sizes)
+    remaining = ids[spans(starts, np.stack([heads, tails], axis=1).ravel())]
+    return Texts(remaining, np.cumsum(sizes) - sizes, sizes)
 
 
 def encode_windows(

@@ -239,3 +239,16 @@ def test_the_header_of_the_training_file_is_recognized(tmp_path):
     ):
         path.write_text(content)
         assert TaggingTask("own", columns=columns).has_layout(path) == same
+
+
+def test_a_record_of_prodigy_is_predicted_as_it_is_trained(tmp_path):
+    row = {"text": TEXT, "tokens": [{"text": "Ann", "start": 0, "end": 3, "id": 0}], "spans": ENTITIES["prodigy"]}
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(row))
+    columns = Columns("text", "", "spans")
+    task = TaggingTask("own", columns=columns)
+    trained = read(TaggingTask, path, columns).items[0].words
+    assert task.parse(path, [InputRecord(1, row)]).items[0].words == trained
+    assert SpanTask("own", columns=columns).parse(path, [InputRecord(1, row)]).items[0].words == trained
+    given = {"text": "Ann Lee", "tokens": ["Ann L", "ee"]}
+    assert task.parse(path, [InputRecord(1, given)]).items[0].words == ("Ann L", "ee")

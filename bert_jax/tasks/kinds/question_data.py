@@ -307,6 +307,11 @@ class _Label(NamedTuple):
     known: bool = False  # False: unlabelled, or no answer is in the context
     moved: bool = False  # whether the answer is not at its answer_start
 
+    @property
+    def size(self) -> int:
+        """The answer's pieces; 0 without one."""
+        return self.last - self.first + 1 if self.first >= 0 else 0
+
 
 def _find_answer(question: Question, characters: Int64[np.ndarray, "n 2"]) -> _Label:
     """The first answer that occurs in the context. characters has the characters of the context's pieces."""
@@ -346,10 +351,8 @@ def encode_questions(
             f"for a context; use --config.task.max_length={max_query_length + 128}"
         )
     # Rows are windows of all questions, in order.
-    sizes = np.diff(bounds)[contexts]
-    windows_by_question = [
-        windows_of(size, room, doc_stride) for size, room in zip(sizes.tolist(), rooms.tolist(), strict=True)
-    ]
+    sizes = zip(np.diff(bounds)[contexts].tolist(), rooms.tolist(), strict=True)
+    windows_by_question = [windows_of(size, room, doc_stride) for size, room in sizes]
     counts = list(map(len, windows_by_question))
     questions, windows = np.repeat(np.arange(len(contexts)), counts), np.concatenate(windows_by_question)
     first_pieces = bounds[contexts][questions] + windows[:, 0]
@@ -378,7 +381,7 @@ def encode_questions(
         question_offsets=np.cumsum([0, *counts], dtype=np.int64),
         first_pieces=first_pieces,
         characters=characters.astype(np.int32),
-        answer_sizes=tuple(label.last - label.first + 1 if label.first >= 0 else 0 for label in labels),
+        answer_sizes=tuple(label.size for label in labels),
         moved=sum(label.moved for label in labels),
         not_found=int((~known).sum()) if split.labelled else 0,
     )

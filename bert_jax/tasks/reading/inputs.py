@@ -141,7 +141,11 @@ def record_words(source: Path, record: InputRecord, column: str = "", unit: str 
     if isinstance(record.content, Mapping):
         tokens = record.content.get(column) if column else None
         if not isinstance(tokens, lists):
+            text = tokens
             tokens = read_value(source, record, ("tokens", "words"), required=False)
+            # The tokens of Prodigy are objects; its texts have entities by their characters.
+            if isinstance(text, str) and isinstance(tokens, list) and any(isinstance(each, dict) for each in tokens):
+                tokens = None
     if tokens is None:
         (text,) = record_texts(source, record, [(column, "text")], needed=1)
         offsets = split_text(text, unit)
