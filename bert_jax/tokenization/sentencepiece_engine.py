@@ -12,6 +12,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from bert_jax.array_types import Int64
 from bert_jax.tokenization.engine import ChunkedTexts, Engine, add_tokens, portable_json, refuse_surrogates, template
 from bert_jax.tokenization.sentencepiece_model import (
+    CAMEMBERT_HEAD,
     MARKED,
     RUNS_OF_SPACES,
     SPACE,
@@ -178,7 +179,10 @@ class SentencePieceEngine(Engine):
 def piece_ids(spec: SentencePieceSpec) -> Int64[np.ndarray, "n"]:
     """The tokenizer's ids of the model's pieces."""
     ids = np.arange(len(spec.pieces))
-    if spec.fairseq:
+    if spec.camembert:
+        ids += len(CAMEMBERT_HEAD) - 1
+        ids[0] = CAMEMBERT_HEAD.index(spec.roles.unk_token)
+    elif spec.fairseq:
         # The model begins with <unk>, <s> and </s>; fairseq with <s>, <pad>, </s> and <unk>, one token more.
         ids += 1
         ids[:3] = 3, 0, 2

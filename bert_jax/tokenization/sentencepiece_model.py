@@ -1,9 +1,9 @@
 """The specification of a SentencePiece tokenizer (Unigram: Kudo 2018; BPE), read from a model or a tokenizer.json.
 
-It supports two numberings. In XLM-R's, which comes from fairseq, <s> <pad> </s> <unk> are 0 to 3, the model's pieces
-follow with ids one higher than in the model, and <mask> is last. In ALBERT's, ids are the model's own, whose pieces
-include [CLS], [SEP], <pad>, <unk> and [MASK]. Read `SentencePieceSpec` first, then `from_model` and `from_json`, which
-rebuilds a model from the tokenizer.json of a Unigram model.
+It supports three numberings. In XLM-R's, which comes from fairseq, <s> <pad> </s> <unk> are 0 to 3, the model's pieces
+follow with ids one higher than in the model, and <mask> is last. CamemBERT's has other first tokens. In ALBERT's, ids
+are the model's own, whose pieces include [CLS], [SEP], <pad>, <unk> and [MASK]. Read `SentencePieceSpec` first, then
+`from_model` and `from_json`, which rebuilds a model from the tokenizer.json of a Unigram model.
 """
 
 import base64
@@ -48,6 +48,9 @@ _KINDS = {schema.TrainerSpec.UNIGRAM: "unigram", schema.TrainerSpec.BPE: "senten
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece that stands for a byte
 # The first pieces of a model that XLM-R's numbering requires.
 _FAIRSEQ_HEAD = ("<unk>", "<s>", "</s>")
+ROBERTA_HEAD = ("<s>", "<pad>", "</s>", "<unk>")  # XLM-R's first tokens
+# CamemBERT's first tokens, which come before all pieces but the model's first one.
+CAMEMBERT_HEAD = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED")
 # Unicode's white space but the space, at which WhitespaceSplit splits.
 _WHITE_SPACE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 # The steps before a model's own rules in ALBERT's tokenizer.json, in their order.
@@ -86,6 +89,7 @@ class SentencePieceSpec:
     strip_accents     likewise, drop accents after the compatibility decomposition (NFKD)
     replace_quotes    likewise, replace `` and '' by a double quote
     adds_special_tokens, split_special_tokens   as in TokenizerSpec; no text's ids depend on them
+    camembert         XLM-R's special tokens in CamemBERT's numbering
     """
 
     model: bytes
@@ -95,6 +99,7 @@ class SentencePieceSpec:
     replace_quotes: bool = False
     adds_special_tokens: bool = True
     split_special_tokens: bool = False
+    camembert: bool = False
 
     keeps_newlines = False  # nearly all models normalize them to spaces
 
@@ -153,8 +158,10 @@ class SentencePieceSpec:
         return self.do_lower_case or bool(own_rules.normalize("A").endswith("a"))
 
     def all_tokens(self) -> tuple[str, ...]:
+        if self.camembert:
+            return (*CAMEMBERT_HEAD, *self.pieces[1:], "<mask>")
         if self.fairseq:
-            return ("<s>", "<pad>", "</s>", "<unk>", *self.pieces[3:], "<mask>")
+            return (*ROBERTA_HEAD, *self.pieces[3:], "<mask>")
         mask = () if self.roles.mask_token in self.pieces else (self.roles.mask_token,)
         return self.pieces + mask
 
@@ -195,7 +202,7 @@ class SentencePieceSpec:
             "do_lower_case": self.do_lower_case,
             "strip_accents": self.strip_accents,
             "replace_quotes": self.replace_quotes,
-        }
+        } | ({"camembert": True} if self.camembert else {})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def write(self, directory: Path) -> None:
@@ -206,7 +213,7 @@ class SentencePieceSpec:
         if not self.adds_special_tokens:
             pass
         elif unigram and self.fairseq and not self.prepares:
-            config = {"tokenizer_class": "XLMRobertaTokenizer"}
+            config = {"tokenizer_class": "CamembertTokenizer" if self.camembert else "XLMRobertaTokenizer"}
         elif unigram and self.roles == ALBERT_ROLES and self.replace_quotes:
             config = {"tokenizer_class": "AlbertTokenizer"}
         config |= {"do_lower_case": self.do_lower_case, "keep_accents": not self.strip_accents}
@@ -233,8 +240,14 @@ def from_model(file: Path, settings: Mapping[str, Any], lowercase: bool | None) 
         chosen = {"do_lower_case": lower, "keep_accents": False, "replace_quotes": True}
     if roles != ROBERTA_ROLES:
         chosen |= {name: settings[name] for name in chosen if settings.get(name) is not None}
+    kind = str(settings.get("tokenizer_class") or settings.get("model_type")).lower()
     spec = SentencePieceSpec(
-        model, roles, chosen["do_lower_case"], not chosen["keep_accents"], chosen["replace_quotes"]
+        model,
+        roles,
+        chosen["do_lower_case"],
+        not chosen["keep_accents"],
+        chosen["replace_quotes"],
+        camembert=roles == ROBERTA_ROLES and kind.startswith("camembert"),
     )
     refuse_contradiction(lowercase, spec.lowercase)
     return spec
@@ -297,7 +310,8 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
     _refuse_damaged(model)
     template = stated_template(content, settings, roles)
     adds = template is None or template.adds_special_tokens
-    spec = SentencePieceSpec(model, roles, lower, accents, quotes, adds)
+    camembert = roles == ROBERTA_ROLES and content["model"]["vocab"][0][0] == CAMEMBERT_HEAD[0]
+    spec = SentencePieceSpec(model, roles, lower, accents, quotes, adds, camembert=camembert)
     if adds and template and template.separators != spec.pair_separators:
         raise UserError(
             f"its post_processor puts {template.separators} separators between two texts; supported with these special "
@@ -328,10 +342,12 @@ def _unigram_model(content: Mapping[str, Any], roles: Roles, rules: bytes, add_d
     unk = content["model"]["unk_id"]
     # XLM-R's ids are fairseq's, which begin with four tokens, while its SentencePiece model begins with three others.
     if roles == ROBERTA_ROLES:
-        head = tuple(piece for piece, _ in vocabulary[:4])
-        if head != ("<s>", "<pad>", "</s>", "<unk>"):
-            raise UserError(f"its first tokens are {', '.join(head)}; XLM-R's are <s>, <pad>, </s>, <unk>")
-        rest = vocabulary[4:-1] if vocabulary[-1][0] == roles.mask_token else vocabulary[4:]
+        head = tuple(piece for piece, _ in vocabulary[:7])
+        known = next((k for k in (ROBERTA_HEAD, (*CAMEMBERT_HEAD, "<s>", "</s>")) if head[: len(k)] == k), None)
+        if known is None:
+            raise UserError(f"its first tokens are {', '.join(head[:4])}; XLM-R's are {', '.join(ROBERTA_HEAD)}")
+        rest = vocabulary[len(known) :]
+        rest = rest[:-1] if vocabulary[-1][0] == roles.mask_token else rest
         vocabulary, unk = [(piece, 0.0) for piece in _FAIRSEQ_HEAD] + rest, 0
     special = {token.content for token in added_tokens(content) if token.special} | set(roles)
     fallback = bool(content["model"].get("byte_fallback"))
