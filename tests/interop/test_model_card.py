@@ -283,6 +283,7 @@ def test_files_of_data_sets_of_the_hub_keep_their_name(tmp_path):
 )
 def test_each_format_names_its_library(tmp_path, format, library, tag):
     loaded = random_checkpoint(tmp_path / "words", odd_config(layers=1), Heads(), card={"license": "mit"})
-    export.export_loaded(loaded, tmp_path / "out", format)
+    shape = "1x4" if format == "stablehlo" else ""
+    export.export_loaded(loaded, tmp_path / "out", format, shape=shape)
     data = metadata_of(tmp_path / "out")
     assert (data.library_name, data.license) == (library, "mit") and {tag, "bert_jax"} <= {*data.tags}
