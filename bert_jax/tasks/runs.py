@@ -375,8 +375,9 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start, report: Repor
         if name == "train":
             task = task.fitted(rows[name])
         counts[name] = measurement.counts(rows[name], task, start.tokenizer)
+        part = "held-out rows of " if name == "dev" and split.path == splits["train"].path else ""
         for line in measurement.remarks(rows[name], registry.metrics_of(task, name), training=name == "train"):
-            report(line)
+            report(f"{part}{line}")
     return Data(task, dict(splits), rows, counts)
 
 
