@@ -161,7 +161,8 @@ def write_shards(case: Case, folder: Path) -> None:
     if case.text == "chains":
         size = 400
     lowercase = case.text == "books"
-    vocabulary.train(TokenizerOptions(source, folder / "vocabulary", vocab_size=size, lowercase=lowercase))
+    casing = {"lowercase": lowercase, "strip_accents": lowercase}
+    vocabulary.train(TokenizerOptions(source, folder / "vocabulary", vocab_size=size, **casing))
     options |= {"eval_fraction": 0.08, "workers": 1} | case.shards
     build(BuildOptions(source, folder / "vocabulary", folder / "shards", 64, **options))
 
