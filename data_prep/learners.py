@@ -21,6 +21,7 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import pre_tokenizers
 
 from bert_jax.errors import UserError
+from bert_jax.storage.files import naming_temporary
 from bert_jax.tokenization import wordpiece
 from bert_jax.tokenization.byte_bpe import PRE_TOKENS, TURKIC, library_normalizer
 from bert_jax.tokenization.wordpiece import MAX_WORD_LENGTH, WordPieceSpec, library_tokenizer, split_chunks
@@ -391,7 +392,7 @@ def learn_sentence_pieces(
         UserError: The characters alone do not fit, or the library fails.
     """
     _check_size(vocab_size, "one character", 3 + ADDED_TOKENS + 1)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, naming_temporary():
         table, prefix = Path(folder) / "words.tsv", Path(folder) / "trained"
         with table.open("w", encoding="utf-8", newline="\n") as file:
             for word in sorted(word_counts):

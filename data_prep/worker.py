@@ -23,6 +23,7 @@ from bert_jax.array_types import Bool, Int64, UInt, UInt64
 from bert_jax.data.example import Rows
 from bert_jax.data.masking.masker import Masker
 from bert_jax.errors import UserError
+from bert_jax.storage.files import naming
 from bert_jax.tokenization import tokenizer as tokenizers
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import KINDS
@@ -158,7 +159,8 @@ class TokenCache:
         listed.bytes += size
         unfinished = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{_UNFINISHED}")
         try:
-            unfinished.write_bytes(content + _digest(content))
+            with naming(self.directory):
+                unfinished.write_bytes(content + _digest(content))
             unfinished.replace(path)
         except OSError:
             unfinished.unlink(missing_ok=True)

@@ -276,7 +276,22 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             raise
 
 
-def _add_path(error: BaseException, path: Path) -> None:
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Adds a path to the block's OSErrors without one, so that a message about a full disk names that disk."""
+    try:
+        yield
+    except OSError as error:
+        _add_path(error, path)
+        raise
+
+
+def naming_temporary() -> contextlib.AbstractContextManager[None]:
+    """Names TMPDIR in the block's OSErrors without a path."""
+    return naming(f"the temporary folder {tempfile.gettempdir()} (TMPDIR)")
+
+
+def _add_path(error: BaseException, path: str | Path) -> None:
     """Adds the output's path to an OSError without one, as a full disk raises it."""
     if isinstance(error, OSError):
         error.filename = error.filename or str(path)

@@ -294,7 +294,8 @@ def replace_folder(target: Location, save: Callable[[Path], None]) -> None:
             save(unfinished)
         return
     with tempfile.TemporaryDirectory() as folder:
-        save(Path(folder))
+        with files.naming_temporary():
+            save(Path(folder))
         contents = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
     with store_errors(target, f"write {target}"):
         present = {path.name for path in target.iterdir()} if target.exists() else set()
@@ -369,7 +370,7 @@ def local_folder(path: Location) -> Path:
     _copies.append(copy)
     target = Path(copy.name) / path.name
     target.mkdir()
-    with store_errors(path, f"read {path}"):
+    with store_errors(path, f"read {path}"), files.naming_temporary():
         for name, content in _read_files(path.iterdir() if path.exists() else ()):
             (target / name).write_bytes(content)
     return target

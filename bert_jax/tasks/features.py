@@ -30,6 +30,7 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads.basic import LayerMix
 from bert_jax.model.outputs import LAYERS, MIX
 from bert_jax.progress import Reporter, print_note
+from bert_jax.storage.files import naming, naming_temporary
 from bert_jax.tasks import held_out, measurement, registry, trials
 from bert_jax.tasks.batches import sorted_batches
 from bert_jax.tasks.inference import Finish, LayerVectors
@@ -339,7 +340,8 @@ def features(
     # All vectors are stored on disk, so that the encoder runs once: every seed and epoch reads them again.
     with tempfile.TemporaryDirectory(dir=options.scratch or None, prefix="bert_jax-features-") as folder:
         print_note(f"storing {size / 1e6:,.0f} MB of vectors ({model.dtype}) in {folder} until the end", quiet)
-        vectors = word_vectors(model, splits, Path(folder), task.max_length, quiet)
+        with naming(options.scratch) if options.scratch else naming_temporary():
+            vectors = word_vectors(model, splits, Path(folder), task.max_length, quiet)
         results: dict[str, Any] = {}
         with Reporter("heads", len(vectors) * len(seeds), ["heads"], quiet) as progress:
             for name, layer_vectors in vectors.items():

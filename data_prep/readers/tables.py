@@ -12,7 +12,7 @@ from typing import cast
 
 import pyarrow as pa
 
-from bert_jax.storage.files import OnRead, field_separator, ignore_progress, suffixes
+from bert_jax.storage.files import OnRead, field_separator, ignore_progress, naming_temporary, suffixes
 from bert_jax.storage.remote import BinaryFile, first_line, open_file
 from data_prep.readers import Item, Items, Refusal, check
 from data_prep.readers import text as plain_text
@@ -173,8 +173,9 @@ def _open(path: str) -> Iterator[BinaryFile]:
             # Parquet is read from its end, so a compressed file is first decompressed into a temporary one.
             if suffixes(path)[1]:
                 with tempfile.TemporaryFile() as unpacked:
-                    unpacked.writelines(file_blocks(path))
-                    unpacked.seek(0)
+                    with naming_temporary():
+                        unpacked.writelines(file_blocks(path))
+                        unpacked.seek(0)
                     yield cast(BinaryFile, unpacked)
             else:
                 with contextlib.closing(open_file(path)) as file:
@@ -191,19 +192,30 @@ def _check_column(path: str, schema: pa.Schema, field: str) -> None:
     if schema.names.count(field) > 1:
         problem = f"{schema.names.count(field)} columns are called {field!r}"
         raise Refusal("no_text_column", path, problem, "Rename them, use another --text_field")
-    kind = schema.field(field).type if field in schema.names else None
-    if kind is not None and pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if kind is None or kind not in _TEXT_TYPES:
-        columns = ", ".join(f"{name} ({kind})" for name, kind in zip(schema.names, schema.types, strict=True))
+    columns = ", ".join(f"{name} ({kind})" for name, kind in zip(schema.names, schema.types, strict=True))
+    if field not in schema.names:
         problem = f"no text column {field!r}; the columns are {columns[:200]}"
         raise Refusal("no_text_column", path, problem, "Use another --text_field")
+    kind = schema.field(field).type
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        kind = kind.value_type
+    if kind not in _TEXT_TYPES:
+        problem = f"expected text in column {field!r}, got {kind}; the columns are {columns[:200]}"
+        raise Refusal("no_text_column", path, problem, "Convert it to text, use another --text_field")
 
 
 def _column_documents(column: pa.Array, path: str, field: str, rows_before: int) -> Items:
     """Yields the documents in a column that follows `rows_before` rows."""
     if pa.types.is_dictionary(column.type):
+        if column.type.value_type in (pa.string_view(), pa.binary_view()):  # pyarrow does not decode these
+            values = column.dictionary.cast(pa.large_binary())
+            column = pa.DictionaryArray.from_arrays(column.indices, values)
         column = column.dictionary_decode()
+    elif pa.types.is_run_end_encoded(column.type):
+        import pyarrow.compute as pc
+
+        values = column.values.cast(pa.large_binary())
+        column = pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(column.run_ends, values))
     # As bytes, because pyarrow raises for text that is not UTF-8, and `check` refuses just that value.
     for number, text in enumerate(column.cast(pa.large_binary()).to_pylist(), start=rows_before + 1):
         place = f"{path}, row {number}"

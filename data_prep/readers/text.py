@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import errno
 import importlib.util
 import itertools
 import re
@@ -38,6 +39,8 @@ def refusals(path: str) -> Iterator[None]:
     except DamagedFile as error:
         raise damaged(path, error) from None
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # a disk for temporary files is full, and this file may be fine
         if isinstance(stopping := failure(path, error), RunAgain):
             raise stopping from None
         problem = (None if is_remote(path) else explain_os_error(error)) or first_line(error)

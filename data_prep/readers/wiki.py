@@ -125,7 +125,7 @@ class WikitextReader:
         except (ParserError, RecursionError) as error:
             problem = f"markup that mwparserfromhell cannot parse ({type(error).__name__})"
             return Refusal("bad_page", place, problem, "Remove the page")
-        text = _without_tables(_without_tags(_COMMENT.sub("", text)))
+        text = without_open_tables(without_open_tags(_COMMENT.sub("", text)))
         if self._is_converted:
             # The parser leaves links whose target has braces; after the conversion they can be resolved.
             text = _LINK.sub(r"\1", _first_variants(text))
@@ -177,7 +177,7 @@ def _without_switch(match: re.Match[str]) -> str:
     return "" if is_switch else match[0]
 
 
-def _without_tags(text: str) -> str:
+def without_open_tags(text: str) -> str:
     """Removes the tags that the parser left, because they are not closed, or closed in another order.
 
     What stands between hidden tags, such as <ref> and </ref>, goes with them.
@@ -211,7 +211,7 @@ def _without_tags(text: str) -> str:
     return _BETWEEN_WORDS.sub("\n", text).replace(_BORDER, "")
 
 
-def _without_tables(text: str) -> str:
+def without_open_tables(text: str) -> str:
     """Removes the tables that the parser left, because they are indented or not closed."""
     if "{|" not in text:
         return text

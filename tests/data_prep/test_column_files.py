@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import random
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -161,7 +162,7 @@ def test_arrow_rows_without_text_are_refused_one_by_one(tmp_path):
     assert list(found.documents()) == ["one", "two"] and found.refused == {"no_text_field": 1, "invalid_utf8": 1}
     with pytest.raises(UserError, match=r"no text column 'body'; the columns are id \(int64\), text \(string\)"):
         list(corpus(tmp_path / "a.arrow", text_field="body").documents())
-    with pytest.raises(UserError, match="no text column 'id'"):
+    with pytest.raises(UserError, match=r"expected text in column 'id', got int64; the columns are id"):
         list(corpus(tmp_path / "a.arrow", text_field="id").documents())
 
 
@@ -276,3 +277,50 @@ def test_every_format_gives_the_shards_of_its_text(tmp_path, sample_text, vocab_
         manifest = build(BuildOptions(tmp_path / name, vocab_dir, output, **options))
         found[name] = [(shard["name"], shard["sha256"]) for shard in manifest["shards"]]
     assert len({tuple(shards) for shards in found.values()}) == 1 and len(found["saved"]) > 4
+
+
+TEXT_TYPES = [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()]
+
+
+def written(path: Path, column: pa.Array) -> str:
+    table = pa.table({"id": pa.array(range(len(column))), "text": column})
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", TEXT_TYPES, ids=str)
+@pytest.mark.parametrize("layout", ["plain", "dictionary", "run_end_encoded"])
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_text_of_every_arrow_type_is_read(tmp_path, kind, layout, suffix):
+    values = pa.array(["one", "zwei \u00fc", "one"]).cast(pa.binary()).cast(kind)
+    column = {
+        "plain": lambda: values,
+        "dictionary": lambda: pa.DictionaryArray.from_arrays(pa.array([0, 1, 0], pa.int8()), values[:2]),
+        "run_end_encoded": lambda: pa.RunEndEncodedArray.from_arrays(pa.array([1, 2, 3], pa.int32()), values),
+    }[layout]()
+    try:
+        path = written(tmp_path / f"a{suffix}", column)
+    except pa.ArrowNotImplementedError:
+        pytest.skip("pyarrow does not write it")
+    assert list(read(path)) == [b"one", "zwei \u00fc".encode(), b"one"]
+
+
+NO_TEXT = {
+    r"list<\w+: string>": pa.array([["one"]]),
+    "struct<text: string>": pa.array([{"text": "one"}]),
+    "null": pa.array([None]),
+    r"extension<arrow\.json>": pa.ExtensionArray.from_storage(pa.json_(pa.string()), pa.array(["1"])),
+    "bool": pa.array([True]),
+}
+
+
+@pytest.mark.parametrize("kind", NO_TEXT)
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_columns_of_other_types_are_refused_with_their_type(tmp_path, kind, suffix):
+    (refusal,) = read(written(tmp_path / f"a{suffix}", NO_TEXT[kind]))
+    assert refusal.reason == "no_text_column"
+    assert re.search(rf"expected text in column 'text', got {kind}; the columns are id \(int64\), text", str(refusal))

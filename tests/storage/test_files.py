@@ -10,6 +10,7 @@ import itertools
 import lzma
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -35,6 +36,8 @@ from bert_jax.storage.files import (
     atomic_folder,
     decompressed,
     incomplete_path,
+    naming,
+    naming_temporary,
     read_blocks,
     refuse_existing,
     scratch_folder,
@@ -359,3 +362,17 @@ def test_long_windows_of_zstd_are_read_or_named(tmp_path, window, is_long):
         path.write_bytes(b"".join(frames)[:size])
         with pytest.raises(DamagedFile):
             list(read_blocks(str(path)))
+
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for naming_it, name in ((naming(tmp_path / "cache"), "cache"), (naming_temporary(), r"\(TMPDIR\)")):
+        with pytest.raises(OSError) as raised, naming_it:
+            fail()
+        assert re.match(rf"no space left for .*{tmp_path}.*{name}\. Free some", explain_os_error(raised.value) or "")
+    with pytest.raises(OSError) as raised, naming_temporary():
+        (tmp_path / "missing").read_bytes()
+    assert raised.value.filename == str(tmp_path / "missing")
