@@ -25,6 +25,7 @@ from bert_jax.interop.weights import SETFIT_HEAD, SafetensorsFolder, open_weight
 from bert_jax.model.heads.config import Heads
 from bert_jax.progress import print_note
 from bert_jax.storage.files import read_json, refuse_pickle
+from bert_jax.tokenization.vocabulary import Vocabulary
 
 # Files that mark folders in other formats.
 PROGRAMS_FILE = "programs.json"  # StableHLO programs
@@ -162,22 +163,8 @@ def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: Safet
     if settings and not all(name in weights for entry in required for name in entry.names):
         class_name = family.base_class
 
-    # Heads: those that the class requires, and optional ones whose tensors are in the file.
-    names = frozenset(family.classes[class_name])
-    if class_name == family.base_class:
-        _leave_out_passing_pooler(family, weights)
-    # One tensor is enough: a missing one of the same head is then an error, not a head that is left out. In a file of
-    # the encoder, the head may be another one, and is left out.
-    enough = all if class_name == family.base_class and weights.leaves_heads_out else any
     model = family.read_model(file, values)
-    for part, entries in family.optional.items():
-        used = [entry for entry in entries if entry.tied in (None, model.tied_output)]
-        if part not in names and enough(any(name in weights for name in entry.names) for entry in used):
-            names |= {part, "pooler"} if part == "next_sentence" else {part}
-    fields: dict[str, Any] = {name: 1 if name in COUNTED else True for name in names}
-    fields |= output_counts(family, class_name, weights) | family.read_heads(file, values, names)
-    heads = Heads(**fields)
-
+    heads = _find_heads(file, values, family, class_name, model, weights)
     # Computing the shapes of millions of layers would take minutes.
     if model.layers > len(weights):
         raise UserError(f"{file}: the model has {model.layers} layers, but its file only {len(weights)} tensors")
@@ -204,17 +191,52 @@ def assemble(origin: Path, file: Path, values: Mapping[str, Any], weights: Safet
         )
     model, params = _match_token_types(directory, values, model, params)
     task = read_task(file, values, model, heads)
-    # Files of sentence-transformers take precedence over a task in config.json, since users and that library edit them;
-    # but a task of adapters over their base model's files.
-    if settings and (task is None or (task["kind"] == sentence_transformers.KIND and settings == origin)):
-        task = {"name": "own", **(task or {}), **sentence_transformers.read_task(settings, model, words)}
-        if not sentence_transformers.has_known_pooling(task):
-            report(f"{settings}: its vectors need {task['pooling']}, which is not supported; the encoder alone is read")
+    task = _vector_task(settings, settings == origin, task, model, words) if settings else task
     side = read_optional(directory / TOKENIZER_FILE).get("truncation_side", "right")
     if side not in ("right", (task or {}).get("truncation")):
         report(f"{directory / TOKENIZER_FILE}: truncation_side is {side}, but texts lose their end here")
     card = card_metadata.read(origin)
     return LoadedModel(model, heads, params, words, task, dtype=weights.dtype, origin=str(origin), card=card)
+
+
+def _find_heads(
+    file: Path,
+    values: Mapping[str, Any],
+    family: Family,
+    class_name: str,
+    model: ModelConfig,
+    weights: SafetensorsFolder,
+) -> Heads:
+    """The heads that the class requires, and optional ones whose tensors are in the file."""
+    names = frozenset(family.classes[class_name])
+    if class_name == family.base_class:
+        _leave_out_passing_pooler(family, weights)
+    # One tensor is enough: a missing one of the same head is then an error, not a head that is left out. In a file of
+    # the encoder, the head may be another one, and is left out.
+    enough = all if class_name == family.base_class and weights.leaves_heads_out else any
+    for part, entries in family.optional.items():
+        used = [entry for entry in entries if entry.tied in (None, model.tied_output)]
+        if part not in names and enough(any(name in weights for name in entry.names) for entry in used):
+            names |= {part, "pooler"} if part == "next_sentence" else {part}
+    fields: dict[str, Any] = {name: 1 if name in COUNTED else True for name in names}
+    fields |= output_counts(family, class_name, weights) | family.read_heads(file, values, names)
+    return Heads(**fields)
+
+
+def _vector_task(
+    folder: Path, is_own: bool, task: dict[str, Any] | None, model: ModelConfig, words: Vocabulary
+) -> dict[str, Any] | None:
+    """The task in a folder's files of sentence-transformers; the given task where that one counts.
+
+    The files take precedence over a task in config.json, since users and that library edit them. But a task of adapters
+    does over the files of their base model, which are not the opened folder's own.
+    """
+    if task is not None and (task["kind"] != sentence_transformers.KIND or not is_own):
+        return task
+    task = {"name": "own", **(task or {}), **sentence_transformers.read_task(folder, model, words)}
+    if not sentence_transformers.has_known_pooling(task):
+        report(f"{folder}: its vectors need {task['pooling']}, which is not supported; the encoder alone is read")
+    return task
 
 
 def _match_token_types(
@@ -301,6 +323,28 @@ def report(line: str) -> None:
     print_note(line)
 
 
+def _read_labels(file: Path, labelled: Mapping[str, Any], outputs: int) -> list[str]:
+    """The outputs' labels in config.json's id2label; LABEL_0 and so on if it has others than the model."""
+    if set(labelled) != {str(index) for index in range(outputs)}:
+        report(
+            f"{file}: id2label has {len(labelled)} labels for {outputs} outputs, so none is used; they are called "
+            f"LABEL_0 to LABEL_{outputs - 1}"
+        )
+        labelled = {str(index): f"LABEL_{index}" for index in range(outputs)}
+    labels = [str(labelled[str(index)]) for index in range(outputs)]
+    # Two outputs need two names: a repeated label gets its id.
+    unique: list[str] = []
+    for index, label in enumerate(labels):
+        name = label
+        while label in labels[:index] and name in (*unique, *labels[index:]):
+            name += f"_{index}"
+        unique.append(name)
+    if unique != labels:
+        renamed = ", ".join(f"{index}: {name}" for index, name in enumerate(unique) if name != labels[index])
+        report(f"{file}: id2label repeats labels, so these have other names here: {renamed}")
+    return unique
+
+
 def read_task(file: Path, values: Mapping[str, Any], model: ModelConfig, heads: Heads) -> dict[str, Any] | None:
     """Reads a fine-tuned model's task, with the keys of bert_jax/tasks that the format has; None without a task.
 
@@ -334,24 +378,7 @@ def read_task(file: Path, values: Mapping[str, Any], model: ModelConfig, heads: 
         problem = problem or f"id2label is {labelled!r:.60}; expected labels of {outputs} outputs"
     if problem:
         raise UserError(f"{file}: {problem}")
-    if kind in LABELLED and set(labelled) != {str(index) for index in range(outputs)}:
-        report(
-            f"{file}: id2label has {len(labelled)} labels for {outputs} outputs, so none is used; they are called "
-            f"LABEL_0 to LABEL_{outputs - 1}"
-        )
-        labelled = {str(index): f"LABEL_{index}" for index in range(outputs)}
-    labels = [str(labelled[str(index)]) for index in range(outputs)] if kind in LABELLED else []
-    # Two outputs need two names: a repeated label gets its id.
-    unique: list[str] = []
-    for index, label in enumerate(labels):
-        name = label
-        while label in labels[:index] and name in (*unique, *labels[index:]):
-            name += f"_{index}"
-        unique.append(name)
-    if unique != labels:
-        renamed = ", ".join(f"{index}: {name}" for index, name in enumerate(unique) if name != labels[index])
-        report(f"{file}: id2label repeats labels, so these have other names here: {renamed}")
-    labels = unique
+    labels = _read_labels(file, labelled, outputs) if kind in LABELLED else []
     decisions = {}
     if task.get("kind") == kind:
         if not labels or not task["labels"] or not values.get("id2label") or task["labels"] == labels:
