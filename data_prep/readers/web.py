@@ -135,7 +135,8 @@ def _records(path: str, blocks: Iterator[bytes]) -> Iterator[tuple[dict[str, str
 def _headers(head: bytes) -> dict[str, str]:
     """Returns the headers by lower-case name; the first of several with one name."""
     headers: dict[str, str] = {}
-    for line in reversed(re.sub(r"\r?\n[ \t]+", " ", head.decode("utf-8", "replace")).splitlines()[1:]):
+    text = re.sub(r"\r?\n[ \t]+", " ", head.decode("utf-8", "replace"))  # a line may be continued on the next one
+    for line in reversed(re.split(r"\r?\n", text)[1:]):
         name, _, value = line.partition(":")
         headers[name.strip().lower()] = value.strip()
     return headers
