@@ -188,7 +188,7 @@ class BuildOptions(Reading):
     )
     mask_unit: str = option(
         "token",
-        "token, word, ngram (ALBERT), span (SpanBERT), infill (BART)",
+        "token, word, ngram (ALBERT), span (SpanBERT), infill",
         choices=masking_rule.UNITS,
     )
     mask_rate: float = option(

@@ -18,8 +18,7 @@ DESCRIPTION = """Evaluates a checkpoint and prints the metrics as one JSON line.
   bert-jax evaluate --checkpoint runs/vectors --data scifact  retrieval, by vectors of texts
 
 Shards are the output of bert-jax build-examples: its eval/ is evaluated, or DIR/train with --any_part. Masks of
-held-out rows never change, so checkpoints are comparable. If a model does not fit on a device, --mesh.fsdp or
---mesh.tensor shards it.
+held-out rows never change, so checkpoints are comparable.
 A causal model also has a perplexity and a word_perplexity, a bidirectional language model both for each direction
 (forward_lm_perplexity, ...), and masked diffusion their bounds (mdm_perplexity, ...). A word is a token with the tokens
 that continue it. The first two also predict special tokens, which count as words; elsewhere these are given.
@@ -27,9 +26,8 @@ that continue it. The first two also predict special tokens, which count as word
 et al. 2020), which runs once for each token: limit the rows with --max_rows.
 Retrieval reads a folder in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv, or --data DIR/qrels/dev.tsv)
 and prints ndcg@10, mrr@10 and recall@k by cosines, or by dot products if a sentence-transformers folder says so.
-Vectors are those of bert-jax embed without --pool, with the checkpoint's prompts `query` and `document`. Queries in
-the corpus find themselves unless --skip_self is given, as in BEIR. Pairs with scores (STS) are a task file:
---data dev.tsv --text sentence1 --text_pair sentence2 --label score prints spearman and pearson.
+Vectors are those of bert-jax embed without --pool, with the checkpoint's prompts `query` and `document`. Pairs with
+scores (STS) are a task file: --data dev.tsv --text sentence1 --text_pair sentence2 --label score.
 """
 MESH = "devices on each mesh axis (docs/scaling.md)"
 

@@ -341,7 +341,7 @@ def _parser(program: str, description: str, options: type) -> Parser:
                 metavar=_metavar(field),
                 help=meaning,
             )
-    about_import = "first run this Python file of an extension (docs/extending.md)"
+    about_import = "run this extension first (docs/extending.md)"
     groups["options"].add_argument(
         "--import", action=_Import, metavar="FILE", default=argparse.SUPPRESS, help=about_import
     )

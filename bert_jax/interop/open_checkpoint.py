@@ -55,7 +55,7 @@ class CheckpointOptions(Checked):
     )
     average: str = option(
         "",
-        "the run's moving average, or the mean of its last K checkpoints; default none",
+        "a moving average, or the mean of the last K checkpoints; default none",
         metavar="ema|last:K",
     )
 

@@ -195,11 +195,11 @@ class EvaluateOptions(Checked):
 
     batch_size: int = option(64, "rows per batch", metavar="N", valid=at_least(1))
     compute_dtype: str = option("auto", "of the model", choices=(*COMPUTE_DTYPES, "auto"))
-    max_rows: int = option(0, "shards: measure the first N rows; 0: all", metavar="N", valid=at_least(0))
+    max_rows: int = option(0, "shards: only the first N rows; 0: all", metavar="N", valid=at_least(0))
     pseudo_perplexity: bool = option(False, "shards: also mask each token in turn, for masked language models")
     max_length: int = option(0, "truncate texts to N tokens; default: as fine-tuned; not for shards", metavar="N")
     truncate_dim: int = option(0, "vectors: use the first N dimensions; default: as the checkpoint says", metavar="N")
-    any_part: bool = option(False, "shards: measure on DIR/train if that is named, not only on held-out rows")
+    any_part: bool = option(False, "shards: measure DIR/train, too, if you name it")
     skip_self: bool = option(False, "retrieval: a query does not find the document of its own _id")
     metrics: tuple[str, ...] = option(
         (), "those to print, such as accuracy,macro_f1; default: as fine-tuned", metavar="NAME,...", section=TASK_FILES

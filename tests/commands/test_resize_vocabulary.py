@@ -191,7 +191,7 @@ def test_a_model_without_a_hugging_face_format_is_written_as_a_workdir(tmp_path,
 
 
 def test_a_model_of_vectors_that_cannot_be_computed_keeps_its_task(tmp_path):
-    task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 24, "pooling": "mean + max"}
+    task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 24, "pooling": "mean and Dense"}
     loaded = random_checkpoint(tmp_path / "vocabulary", MODELS["tied"][0], Heads(), task=task)
     export.write(loaded, tmp_path / "old")
     resize_vocabulary.add_tokens(tmp_path / "old", words_file(tmp_path, NEW[:2]), tmp_path / "new")
