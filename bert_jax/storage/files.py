@@ -220,6 +220,7 @@ def atomic_folder(directory: str | Path) -> Iterator[Path]:
     except FileExistsError:
         raise unknown from None
     except FileNotFoundError:
+        # Another job renamed or removed the folder between the two calls.
         raise _locked(unfinished) from None
     if present and MARKER not in present:
         raise unknown
@@ -267,6 +268,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             file.truncate()
             yield file
             file.flush()
+            # After a power failure, a rename may be on the disk without the content that was written before it.
             os.fsync(file.fileno())
             unfinished.rename(path)
         except BaseException as error:
@@ -389,6 +391,7 @@ def read_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]
                 content_bytes += len(block)
                 on_read(stored.tell() - stored_bytes)
                 stored_bytes = stored.tell()
+            # The end of the file, e.g. a checksum, may be read only after the last block.
             on_read(stored.tell() - stored_bytes)
     except DamagedFile:
         # At the damage, a decompressor drops the content that it decompressed in the same call. So the file is read
@@ -499,6 +502,7 @@ class _Streams:
             self._input = getattr(self._decompressor, "unconsumed_tail", b"")
             if self._decompressor.eof:
                 self._input, self._decompressor = self._decompressor.unused_data, None
+            # Decompressors can hold output beyond `size`, so more input is read only once they return nothing.
             elif not piece and not self._input:
                 self._input = self._stored.read(self._input_bytes)
                 if not self._input:
@@ -519,6 +523,7 @@ class _Streams:
             self._input = rest
         if self._suffix == ".xz" and padding % 4:
             raise DamagedFile(f"{padding} NULs after a stream, which is not a multiple of 4")
+        # An empty .gz file has empty content, whereas an empty .xz or .bz2 file is truncated.
         if not self._input and (self._begun or self._suffix == ".gz"):
             return False
         self._decompressor = _DECOMPRESSORS[self._suffix]()

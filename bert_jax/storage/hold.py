@@ -239,6 +239,7 @@ class Hold:
         if (first := self._look()) is None:
             return None
         holder = first.record
+        # `_open` creates an empty file, which names no holder.
         if not first.content or (holder is not None and holder.has_ended(self._record, locked)):
             return first
         who = holder or "another run"
