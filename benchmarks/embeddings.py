@@ -44,10 +44,10 @@ from bert_jax.errors import UserError
 from bert_jax.host import keep_freed_memory
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.tasks import finetuning, registry, trials
-from bert_jax.tasks.embedder import Embedder, EncodeOptions, settings_of
+from bert_jax.tasks.embedder import Embedder, EncodeOptions, vector_settings
 from bert_jax.tasks.metrics import REGRESSION_METRICS
 from bert_jax.train.compilation import enable_compilation_cache
-from bert_jax.train.run import runtime_of
+from bert_jax.train.run import make_runtime
 
 CHUNK = 512  # texts of a step of the part embed
 DTYPES = ("float32", "int8")  # of the ONNX programs
@@ -79,7 +79,7 @@ def pairs_of(config: FinetuneConfig) -> dict[str, list[tuple[str, str, float]]]:
 def embed_turn(config: FinetuneConfig) -> Turn:
     """A step embeds the next chunk of the texts of dev."""
     loaded = open_checkpoint(config.init_from)
-    settings = settings_of(loaded, EncodeOptions(max_length=config.task.max_length))
+    settings = vector_settings(loaded, EncodeOptions(max_length=config.task.max_length))
     model = Embedder(loaded, settings, batch_size=config.batch_size)
     rows = pairs_of(config)["dev"]
     texts = [(text,) for text, *_ in rows] + [(text,) for _, text, _ in rows]
@@ -124,7 +124,7 @@ def measure_speed(flags: Any, config: FinetuneConfig) -> None:
         f"sentence embeddings, {flags.part}, {jax.devices()[0].device_kind}",
         medians[0],
         "texts/s" if embeds else "pairs/s",
-        peer=peer_name("float32" if embeds else runtime_of(config).compute_dtype) if flags.peer_python else None,
+        peer=peer_name("float32" if embeds else make_runtime(config).compute_dtype) if flags.peer_python else None,
         peer_value=medians[1] if flags.peer_python else None,
         settings={
             "model": flags.model.name,
@@ -145,7 +145,7 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
         values = finetuning.finetune(config, Path(folder) / "run")["metrics"]["spearman"]["values"]
         if flags.peer_python:
             line = peer_line(
-                flags, config, ",".join(str(trial.seed) for trial in trials.trials_of(config)), Path(folder)
+                flags, config, ",".join(str(trial.seed) for trial in trials.list_trials(config)), Path(folder)
             )
             versions, scores = peer_answers(line)
             peers = [one["spearman"] for one in scores]
@@ -153,7 +153,7 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
         f"dev spearman of STS-B over {len(values)} seeds, CoSENT",
         statistics.mean(values),
         "spearman",
-        peer=peer_name(runtime_of(config).compute_dtype) if peers else None,
+        peer=peer_name(make_runtime(config).compute_dtype) if peers else None,
         peer_value=statistics.mean(peers) if peers else None,
         settings={"epochs": config.epochs, **compared(values, peers)},
         peer_versions=versions,
@@ -234,7 +234,7 @@ def peer_line(flags: Any, config: FinetuneConfig, work: str, folder: Path) -> li
         "model": flags.model,
         "rows": file,
         "work": work,
-        "compute_dtype": runtime_of(config).compute_dtype,
+        "compute_dtype": make_runtime(config).compute_dtype,
         "epochs": config.epochs,
         "batch_size": config.batch_size,
         "max_length": config.task.max_length,

@@ -48,7 +48,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train import optim, sharding
 from bert_jax.train import step as step_lib
 from bert_jax.train.compilation import enable_compilation_cache
-from bert_jax.train.run import runtime_of
+from bert_jax.train.run import make_runtime
 
 SCORES = {
     "mrpc": ("accuracy", "f1"),
@@ -58,7 +58,7 @@ SCORES = {
 }
 
 
-def settings_of(task: str, model: Path, seeds: Sequence[int], epochs: float) -> FinetuneConfig:
+def task_config(task: str, model: Path, seeds: Sequence[int], epochs: float) -> FinetuneConfig:
     """The configuration of both programs."""
     return FinetuneConfig(
         task=AutoTaskConfig(name=task),
@@ -85,7 +85,7 @@ def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
     initialized = layers.flatten(jax.jit(lambda key: init_params(loaded.model, objective.heads, key))(key))
     params = layers.unflatten(initialized | {path: jax.numpy.asarray(value) for path, value in initial.items()})
     optimizer = optim.build(config.optimizer, params)
-    plan = step_lib.Plan(loaded.model, runtime_of(config), objective, config.optimizer, optimizer)
+    plan = step_lib.Plan(loaded.model, make_runtime(config), objective, config.optimizer, optimizer)
     state = jax.jit(lambda params: step_lib.initial_state(plan, params))(params)
     train_step = step_lib.jitted(plan, mesh, state)
     done = 0
@@ -153,7 +153,7 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
         result = finetuning.finetune(config, workdir)
         if flags.peer_python:
             line = peer_line(
-                flags, config, ",".join(str(trial.seed) for trial in trials.trials_of(config)), Path(folder)
+                flags, config, ",".join(str(trial.seed) for trial in trials.list_trials(config)), Path(folder)
             )
             versions, theirs = peer_answers(line)
     for name in SCORES[flags.task]:
@@ -166,7 +166,7 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
             name,
             peer=peer_name(config) if peers else None,
             peer_value=statistics.mean(peers) if peers else None,
-            settings={"seeds": [trial.seed for trial in trials.trials_of(config)], "epochs": config.epochs, **found},
+            settings={"seeds": [trial.seed for trial in trials.list_trials(config)], "epochs": config.epochs, **found},
             peer_versions=versions,
         )
 
@@ -203,7 +203,7 @@ def measure_whole(flags: Any, config: FinetuneConfig) -> None:
 
 
 def peer_name(config: FinetuneConfig) -> str:
-    return f"transformers, torch, {runtime_of(config).compute_dtype}"
+    return f"transformers, torch, {make_runtime(config).compute_dtype}"
 
 
 def peer_line(flags: Any, config: FinetuneConfig, seeds: str, folder: Path) -> list[str]:
@@ -223,7 +223,7 @@ def peer_line(flags: Any, config: FinetuneConfig, seeds: str, folder: Path) -> l
         "rows": file,
         "seeds": seeds,
         "labels": max(len(task.labels), 1),
-        "compute_dtype": runtime_of(config).compute_dtype,
+        "compute_dtype": make_runtime(config).compute_dtype,
         "epochs": config.epochs,
         "batch_size": config.batch_size,
         "max_length": config.task.max_length,
@@ -267,7 +267,7 @@ def main(arguments: Sequence[str]) -> None:
     flags = parser.parse_args(arguments)
     flags.keep_memory = keep_freed_memory()
     leave_gpu_memory()
-    config = settings_of(flags.task, flags.model, range(flags.seeds), flags.epochs)
+    config = task_config(flags.task, flags.model, range(flags.seeds), flags.epochs)
     PARTS[flags.part](flags, config)
 
 

@@ -38,12 +38,12 @@ from bert_jax.progress import is_watched, print_note, quietly
 from bert_jax.storage.files import IN_MEMORY, as_typed
 from bert_jax.storage.location import PREFIX, absolute, location, model_address
 from bert_jax.tasks import evaluation, fill_mask, prediction
-from bert_jax.tasks.embedder import TOKEN_POOLS, Embedder, EncodeOptions, checked_texts, settings_of
+from bert_jax.tasks.embedder import TOKEN_POOLS, Embedder, EncodeOptions, checked_texts, vector_settings
 from bert_jax.tasks.evaluation import EvaluateOptions
 from bert_jax.tasks.fill_mask import Filled
 from bert_jax.tasks.finetuning import finetune as run_finetuning
 from bert_jax.tasks.in_memory import Table, checkpoint_path, data_file, measured_file, refuse_store
-from bert_jax.tasks.inference import tokenizer_of
+from bert_jax.tasks.inference import shared_tokenizer
 from bert_jax.tasks.prediction import Prediction
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.compilation import enable_compilation_cache
@@ -84,7 +84,7 @@ class Model:
     @property
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer."""
-        return tokenizer_of(self.loaded)
+        return shared_tokenizer(self.loaded)
 
     def module(self, params: Mapping[str, Any] | None = None, runtime: Runtime | None = None) -> Bert:
         """Returns the Flax module, for your own code under jit and grad.
@@ -133,7 +133,7 @@ class Model:
             UserError: As `bert_jax.tasks.embedder.embed` does, and if `pool` gives several vectors for a text.
         """
         given = from_keywords(EncodeOptions, options)
-        settings = settings_of(self.loaded, given)
+        settings = vector_settings(self.loaded, given)
         if settings.pool in TOKEN_POOLS:
             raise UserError(
                 f"pool is {settings.pool!r}, but encode returns one vector of each text. Use one of "

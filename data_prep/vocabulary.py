@@ -13,7 +13,7 @@ from bert_jax.tokenization.byte_bpe import ByteBPESpec
 from bert_jax.tokenization.sentencepiece_model import SentencePieceSpec
 from bert_jax.tokenization.specification import TURKIC, TokenizerSpec
 from bert_jax.tokenization.tokenizer import Tokenizer
-from bert_jax.tokenization.vocabulary import KINDS
+from bert_jax.tokenization.vocabulary import LEARNED_KINDS
 from bert_jax.tokenization.wordpiece import MAX_WORD_LENGTH, WordPieceSpec
 from data_prep import counting, learners, processes
 from data_prep.readers.corpus import Corpus, Reading, find_sources, patterns
@@ -37,7 +37,7 @@ class TokenizerOptions(Reading):
         metavar="N",
         valid=Valid(lambda size: size > 0, "a positive number, such as 8192 or 30522"),
     )
-    kind: str = option("wordpiece", "the kind of vocabulary", metavar="NAME", choices=tuple(KINDS))
+    kind: str = option("wordpiece", "the kind of vocabulary", metavar="NAME", choices=tuple(LEARNED_KINDS))
     lowercase: bool | str | None = option(
         None,
         "lower-case before anything else; tr or az: as in Turkish and Azeri (I becomes ı, not for SentencePiece); "

@@ -183,9 +183,9 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def nvidia_gpu() -> None:
     """Skips the test on a machine without an NVIDIA GPU, or where jax does not use it."""
-    from bert_jax.model.runtime import platform_of
+    from bert_jax.model.runtime import detailed_platform
 
-    if platform_of(jax.devices()[0].client) != "cuda":
+    if detailed_platform(jax.devices()[0].client) != "cuda":
         pytest.skip("jax has no NVIDIA GPU here; with one, run: make accelerator")
 
 

@@ -646,7 +646,7 @@ def test_overrides_are_values_of_python(configured, tmp_path, monkeypatch):
     assert (found.task.class_weights, found.optimizer.rates) == (task["class_weights"], {"head": 2.0, "layers/0/": 0.0})
     assert (found.task.labels, found.task.metrics) == (("one", "five"), ("f1", "accuracy"))
     assert (found.task.label_map, found.seeds) == ({"1": "one", "5": "five"}, (1, 2))
-    assert found.sweep["batch_size"] == (16, 32) and len(finetuning.settings_of(found)) == 8
+    assert found.sweep["batch_size"] == (16, 32) and len(finetuning.sweep_settings(found)) == 8
     assert (
         configured(text="review", kind="question", overrides={"task.null_threshold": None}).task.null_threshold is None
     )

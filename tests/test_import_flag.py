@@ -47,7 +47,7 @@ class FocalObjective(ClassObjective):
     gamma: float = 0.0
 
     def terms_of(self, model, outputs, batch):
-        terms = super().terms_of(model, outputs, batch)
+        terms = super().loss_terms(model, outputs, batch)
         return {"task": Term(terms["task"].loss * (1 + self.gamma), terms["task"].metrics)}
 
 

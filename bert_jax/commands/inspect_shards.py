@@ -43,7 +43,7 @@ In the output of --show, {[MASK]: cat} is a position of a static mask and its la
 """
 
 
-def parts_of(path: Path) -> tuple[Path, tuple[Part, ...]]:
+def named_parts(path: Path) -> tuple[Path, tuple[Part, ...]]:
     """Returns the output folder, and the parts, that DIR, DIR/train or DIR/eval means."""
     if path.name in PARTS and not (path / MANIFEST).exists():
         return path.parent, ("train" if path.name == "train" else "eval",)
@@ -94,7 +94,7 @@ class Options(Checked):
 
 def main(arguments: Sequence[str]) -> None:
     options = parse(PROGRAM, DESCRIPTION, Options, arguments)
-    directory, parts = parts_of(Path(options.directory).absolute())
+    directory, parts = named_parts(Path(options.directory).absolute())
     if options.html:
         check_page(options.html.absolute(), directory)
     if isinstance(sys.stdout, io.TextIOWrapper):

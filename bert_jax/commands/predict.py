@@ -131,11 +131,11 @@ def _submit(predictor: InputPredictor, model: FineTuned, path: Path, output: str
             )
         # Whether questions may have no answer is known from the file, before the first of them is predicted.
         if (questions := predictor.task_split(path)) is not None:
-            model.task = task.for_questions_of(questions)
+            model.task = task.for_split(questions)
         windows = predictor.file(path, quiet=False, split=questions)
         answers = [prediction for window in windows for prediction in window if "answer" in prediction]
         return leaderboards.write_squad(answers, output)
-    split = TASKS[task.name].split_of(path) if task.name in TASKS else ""
+    split = TASKS[task.name].match_split(path) if task.name in TASKS else ""
     if not leaderboards.FILES.get((task.name, split), "").endswith(BENCHMARKS[benchmark]):
         raise UserError(
             f"the {benchmark} leaderboard does not accept predictions of {path.name} for task {task.name}. Use the "

@@ -40,7 +40,7 @@ from bert_jax.data.masking.selection import span_targets
 from bert_jax.data.schedules import StepSchedule, check_batch_size
 from bert_jax.data.shards import Dataset
 from bert_jax.errors import UserError
-from bert_jax.storage.remote import address_of
+from bert_jax.storage.remote import as_address
 from bert_jax.tokenization.vocabulary import Vocabulary
 
 # Held-out masks have a fixed seed, so that metrics of all runs and steps are comparable.
@@ -55,8 +55,8 @@ def check_tokenizer(dataset: Dataset, tokenizer: Vocabulary) -> None:
     if tokenizer.content_hash != dataset.tokenizer_hash:
         raise UserError(
             f"the tokenizer (hash {tokenizer.content_hash[:12]}) differs from the tokenizer of the shards in "
-            f"{address_of(dataset.directory)} (hash {dataset.tokenizer_hash[:12]}). Use "
-            f"{address_of(dataset.directory / 'tokenizer')}, or build the examples again with this tokenizer"
+            f"{as_address(dataset.directory)} (hash {dataset.tokenizer_hash[:12]}). Use "
+            f"{as_address(dataset.directory / 'tokenizer')}, or build the examples again with this tokenizer"
         )
 
 
@@ -98,7 +98,7 @@ class DatasetLoader:
         check_tokenizer(dataset, tokenizer)
         if rates is not None and dataset.static:
             raise UserError(
-                f"the masks of {address_of(dataset.directory)} are static, with the rate of build_examples. Leave out "
+                f"the masks of {as_address(dataset.directory)} are static, with the rate of build_examples. Leave out "
                 "data.mask_rate and data.mask_schedule (--config.data.mask_rate=none unsets a recipe's rate), or build "
                 "the examples with --masking dynamic"
             )
@@ -178,7 +178,7 @@ class DatasetLoader:
             if dataset.static or dataset.masking.unit == "infill":
                 fixed = "are static" if dataset.static else "infill spans"
                 raise UserError(
-                    f"config.data.masking is {masking.kind}, but the masks of {address_of(dataset.directory)} {fixed}. "
+                    f"config.data.masking is {masking.kind}, but the masks of {as_address(dataset.directory)} {fixed}. "
                     "Build the examples with --masking dynamic and another --mask_unit, or omit data.masking"
                 )
             choose = MASKINGS[masking.kind](masking, dataset, self._tokenizer), masking.kind

@@ -12,7 +12,7 @@ import numpy as np
 from bert_jax.array_types import Int64
 from bert_jax.errors import UserError
 from bert_jax.storage.files import INCOMPLETE, incomplete_path, parse_json
-from bert_jax.storage.remote import address_of, is_remote
+from bert_jax.storage.remote import as_address, is_remote
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -125,7 +125,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     if is_remote(directory):
         raise UserError(
-            f"{address_of(directory)} is in an object store, but shards are read from a local disk. Copy them: "
+            f"{as_address(directory)} is in an object store, but shards are read from a local disk. Copy them: "
             "bert-jax copy-examples --input ADDRESS --output DIR (for pretraining, "
             "--config.data.cache_dir=DIR copies them, and with --config.data.cache_bytes=8e9 streams them)"
         )

@@ -21,7 +21,7 @@ from bert_jax.data.loader import DatasetLoader, ReadRows
 from bert_jax.data.schedules import BatchSegment, StepSchedule
 from bert_jax.data.shards import Dataset
 from bert_jax.errors import UserError
-from bert_jax.storage.remote import address_of
+from bert_jax.storage.remote import as_address
 from bert_jax.tokenization.vocabulary import Vocabulary
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -258,7 +258,7 @@ def _check_sources(names: Sequence[str], datasets: Sequence[Dataset], key: str) 
         )
 
     for number, dataset in enumerate(datasets[1:], 1):
-        this, first = (f"{names[index]} ({address_of(datasets[index].directory)})" for index in (number, 0))
+        this, first = (f"{names[index]} ({as_address(datasets[index].directory)})" for index in (number, 0))
         for (words, option, value), (_, _, wanted) in zip(layout(dataset), layout(datasets[0]), strict=True):
             # Comparing with the first source is enough, because equality is transitive.
             if value != wanted:

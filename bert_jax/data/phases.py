@@ -25,7 +25,7 @@ from bert_jax.data.shards import Dataset, check_trainable, local_copy, open_data
 from bert_jax.data.streaming import StreamedDataset, open_streamed, window_caches
 from bert_jax.errors import UserError
 from bert_jax.progress import print_note
-from bert_jax.storage.remote import address_of, is_remote
+from bert_jax.storage.remote import as_address, is_remote
 from bert_jax.tokenization.vocabulary import Vocabulary
 
 
@@ -228,7 +228,7 @@ def _check_phases(phases: Sequence[Phase]) -> None:
     for phase in phases[1:]:
         for (flag, got), (_, wanted) in zip(traits(phase), traits(phases[0]), strict=True):
             if got != wanted:
-                this, first = (f"{one.key} ({address_of(one.mixture.dataset.directory)})" for one in (phase, phases[0]))
+                this, first = (f"{one.key} ({as_address(one.mixture.dataset.directory)})" for one in (phase, phases[0]))
                 raise UserError(f"{this} has {got}, but {first} has {wanted}. Build all phases with the same {flag}")
 
 
@@ -312,7 +312,7 @@ def open_held_out(config: PretrainConfig, phases: Sequence[Phase]) -> list[tuple
     for phase, sources in zip(phases, held_out, strict=True):
         if not sources:
             raise UserError(
-                f"checkpoint.best={best}, but {phase.key} ({address_of(phase.mixture.dataset.directory)}) has no "
+                f"checkpoint.best={best}, but {phase.key} ({as_address(phase.mixture.dataset.directory)}) has no "
                 "held-out part to evaluate; set one by --config.data.eval, or do not set checkpoint.best"
             )
     # eval_NAME/METRIC or eval_ema_NAME/METRIC is the metric of one source of a mixture. NAME may begin with ema_.
@@ -344,7 +344,7 @@ def _held_out(config: PretrainConfig, phase: Phase) -> tuple[Source, ...]:
     if held_out.tokenizer_hash != phase.mixture.dataset.tokenizer_hash:
         raise UserError(
             f"data.eval={config.data.eval} was built with a different tokenizer than {phase.key} "
-            f"({address_of(phase.mixture.dataset.directory)}); build both with the same --tokenizer"
+            f"({as_address(phase.mixture.dataset.directory)}); build both with the same --tokenizer"
         )
     return (Source("", held_out),)
 

@@ -32,7 +32,7 @@ from bert_jax.data.manifest import (
 from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.errors import UserError, install_hint
 from bert_jax.storage.files import wait_for_lock, write_atomic
-from bert_jax.storage.remote import Folder, address_of, first_line, is_remote
+from bert_jax.storage.remote import Folder, as_address, first_line, is_remote
 from bert_jax.tokenization.vocabulary import Vocabulary
 from bert_jax.tokenization.vocabulary import load as load_vocabulary
 
@@ -166,7 +166,7 @@ def open_dataset(path: str | os.PathLike[str], part: Part, reader: Reader | None
 
 def check_trainable(dataset: "Dataset", wanted: str = "arrow") -> None:
     """Raises UserError for shards in another format, and for a part without rows."""
-    address, shard_format = address_of(dataset.directory), dataset.manifest["format"]
+    address, shard_format = as_address(dataset.directory), dataset.manifest["format"]
     if shard_format != wanted:
         raise UserError(
             f"{address} has {shard_format} shards, but training reads Arrow shards. Build the examples again without "
@@ -284,8 +284,8 @@ class Dataset:
 
 def _damaged(path: Path, problem: str) -> UserError:
     return UserError(
-        f"damaged shard {address_of(path)}: {problem}. {AGAIN} "
-        f"(to list all damage: bert-jax inspect-shards {address_of(path.parent.parent)} --verify)"
+        f"damaged shard {as_address(path)}: {problem}. {AGAIN} "
+        f"(to list all damage: bert-jax inspect-shards {as_address(path.parent.parent)} --verify)"
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, huggingface_export, onnx, original_bert, peft, stablehlo
-from bert_jax.interop.loaded_model import LoadedModel, part_of, with_target_scale
+from bert_jax.interop.loaded_model import LoadedModel, select_part, with_target_scale
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.storage.files import atomic_folder, refuse_existing
 from bert_jax.storage.location import named_folder
@@ -75,7 +75,7 @@ def export_loaded(
     _check_options(output, format, dtype, base, shape)
     # Only bert_jax format can hold both parts; the discriminator is the part to fine-tune.
     if part or (loaded.heads.generator and format != "orbax"):
-        loaded = part_of(loaded, part or "discriminator")
+        loaded = select_part(loaded, part or "discriminator")
     if format == "orbax":
         with atomic_folder(output) as unfinished:
             write(loaded, unfinished)

@@ -63,7 +63,7 @@ def load_vocabulary(directory: Path, model: ModelConfig, config_file: str = "con
     return words
 
 
-def part_of(loaded: LoadedModel, part: str) -> LoadedModel:
+def select_part(loaded: LoadedModel, part: str) -> LoadedModel:
     """Selects the discriminator or the generator of a model trained with config.objective=replaced_tokens.
 
     Raises:

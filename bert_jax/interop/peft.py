@@ -224,7 +224,7 @@ def write(loaded: LoadedModel, directory: str | Path, base: str = "") -> None:
     entries = {entry.path: entry for entry in family.encoder}
     for matrix in config.matrices:
         # bert_jax joins queries, keys and values in one kernel; `part` is the index of one of them.
-        path, part = lora.kernel_of(matrix)
+        path, part = lora.kernel_path(matrix)
         names = entries[path].names
         if part is not None and len(names) == 1:
             raise UserError(

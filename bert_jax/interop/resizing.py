@@ -18,7 +18,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.interop import export, huggingface_export, sentence_transformers
 from bert_jax.interop.family import pad_rows
-from bert_jax.interop.loaded_model import LoadedModel, part_of
+from bert_jax.interop.loaded_model import LoadedModel, select_part
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
@@ -81,7 +81,7 @@ def resize_checkpoint(
     loaded = open_checkpoint(checkpoint, average)
     # The output may be a Hugging Face folder, which holds one part.
     if loaded.heads.generator:
-        loaded = part_of(loaded, "discriminator")
+        loaded = select_part(loaded, "discriminator")
     # The same format as the checkpoint had, as far as possible.
     task = loaded.task or {}
     embeds = task.get("kind") == sentence_transformers.KIND and sentence_transformers.has_known_pooling(task)
@@ -172,7 +172,7 @@ def grow(tokenizer: Tokenizer, words: Sequence[str]) -> VocabularyChange:
     # Each text must now be its one token.
     larger = Tokenizer(grown)
     for (token, text), encoded in zip(texts.items(), _encode(larger, texts.values()), strict=True):
-        if encoded != (larger.id_of(token),):
+        if encoded != (larger.token_id(token),):
             raise UserError(
                 f"{text.strip()!r:.60} would still be {' '.join(larger.tokens(encoded))}, since it is too long or "
                 "contains a token that takes precedence. Remove it"
@@ -218,7 +218,7 @@ def _new_tokens(
     texts = (f" {word}", word) if tokenizer.kind == "bpe" else (word,)
     pieces = [split(text) for text in texts]
     tokens = {parts[0]: text for parts, text in zip(pieces, texts, strict=True) if len(parts) == 1}
-    new = {token: text for token, text in tokens.items() if tokenizer.id_of(token) is None}
+    new = {token: text for token, text in tokens.items() if tokenizer.token_id(token) is None}
     if normal != word:
         problem = f"the tokenizer changes {word!r} to {normal!r} before it looks words up. Write it in that form"
     elif any(len(parts) != 1 for parts in pieces):
@@ -229,7 +229,7 @@ def _new_tokens(
         )
     elif not new:
         problem = (
-            f"the vocabulary has a token for {word!r} (id {tokenizer.id_of(next(iter(tokens)))}). Name another word"
+            f"the vocabulary has a token for {word!r} (id {tokenizer.token_id(next(iter(tokens)))}). Name another word"
         )
     else:
         return new

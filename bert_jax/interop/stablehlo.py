@@ -29,7 +29,7 @@ from bert_jax.model import layers, outputs
 from bert_jax.model.bert import Bert, bind
 from bert_jax.model.heads.basic import pool_rows, unit_vectors
 from bert_jax.model.heads.config import Heads
-from bert_jax.model.heads.structured import allowed_by, scheme_of
+from bert_jax.model.heads.structured import allowed_by, recognize_scheme
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.transformer import Encoded
 from bert_jax.storage.files import atomic_folder, write_json
@@ -161,7 +161,7 @@ def predictions(loaded: LoadedModel, runtime: Runtime) -> Program:
             logits["tag_logits"] = outputs.tag_logits(model, outputs.task_states(model, encoded))
         if heads.crf:
             tagged = (inputs["tagged"] > 0) & (rows.sequence_ids > 0)
-            allowed = allowed_by(scheme_of(loaded.task["labels"]) if loaded.task else None)
+            allowed = allowed_by(recognize_scheme(loaded.task["labels"]) if loaded.task else None)
             logits["tags"], _ = model.head("crf").decode(logits["tag_logits"], tagged, rows.sequence_ids, allowed)
         if heads.spans.classes:
             logits["span_logits"] = outputs.span_logits(model, outputs.span_vectors(model, last))
@@ -225,7 +225,7 @@ def write(
         "platforms": list(PLATFORMS),
         "parameters": [_describe_tensor(path, value) for path, value in sorted(params.items())],
         "model": to_dict(loaded.model),
-        "special_ids": {role: words.id_of(token) for role, token in words.roles._asdict().items()},
+        "special_ids": {role: words.token_id(token) for role, token in words.roles._asdict().items()},
         "labels": list(loaded.task["labels"]) if loaded.task else [],
         "jax": jax.__version__,
     } | ({"vectors": vectors} if vectors else {})

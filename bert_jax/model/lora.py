@@ -107,7 +107,7 @@ def merge(config: ModelConfig, params: Mapping[str, np.ndarray]) -> tuple[ModelC
         # Heads and the fused axes are flattened, so that A B is one matmul per layer: [L, in, r] and [L, r, out].
         narrow, wide = a.reshape(len(a), -1, a.shape[-1]), b.reshape(len(b), b.shape[1], -1)
         change = np.float32(config.lora.scale) * (narrow @ wide)  # [L, in, out]
-        path, part = kernel_of(matrix)
+        path, part = kernel_path(matrix)
         # A copy, since the parameters belong to the caller. Queries, keys and values share a kernel, so the next
         # matrix may change the same one.
         kernel = np.array(merged[path])
@@ -118,7 +118,7 @@ def merge(config: ModelConfig, params: Mapping[str, np.ndarray]) -> tuple[ModelC
     return dataclasses.replace(config, lora=None), merged
 
 
-def kernel_of(matrix: str) -> tuple[str, int | None]:
+def kernel_path(matrix: str) -> tuple[str, int | None]:
     """Returns the path of a matrix's kernel (config.lora.MATRICES), and its index if the kernel is fused."""
     folder, _, name = matrix.rpartition("/")
     return (f"{folder}/qkv/kernel", _HEADS.index(name)) if name in _HEADS else (f"{matrix}/kernel", None)

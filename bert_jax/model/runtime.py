@@ -94,7 +94,7 @@ UNROLLED_AT_MOST, UNROLLED_AT_MOST_ON_ACCELERATORS = 12, 24  # TPUs and NVIDIA G
 RECOMPUTED_LOGITS = 4096  # tokens of the vocabulary at a time, if logits are recomputed
 
 
-def platform_of(backend: Any) -> str:
+def detailed_platform(backend: Any) -> str:
     """Returns the platform of a jax backend: cpu, tpu, cuda, rocm, or `unknown gpu`."""
     if backend.platform != "gpu":
         return backend.platform
@@ -190,7 +190,7 @@ class Runtime:
     @property
     def device_platform(self) -> str:
         """The platform that programs are compiled for, with this machine's GPUs by their maker: `cuda`, `rocm`."""
-        return self.platform or platform_of(jax.devices()[0].client)
+        return self.platform or detailed_platform(jax.devices()[0].client)
 
     @property
     def compute_capability(self) -> str:

@@ -33,7 +33,7 @@ from bert_jax.train import sharding as partitioning
 from bert_jax.train.objectives import pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.rules import Trained
-from bert_jax.train.run import runtime_of
+from bert_jax.train.run import make_runtime
 from bert_jax.train.step import Plan, initial_state, jitted
 
 BERT_VOCABULARY = 30522  # bert-base-uncased
@@ -146,7 +146,7 @@ class AbstractStep:
             trained.check(config.optimizer.rates)
         plan = Plan(
             model=model,
-            runtime=runtime_of(config, topology.platform, topology.capability),
+            runtime=make_runtime(config, topology.platform, topology.capability),
             objective=objective,
             optimizer_config=optimizer_config,
             optimizer=optim.build(optimizer_config, abstract, trained),

@@ -24,7 +24,7 @@ import tensorstore
 
 from bert_jax.errors import RunAgain, UserError
 from bert_jax.storage.files import try_lock
-from bert_jax.storage.location import S3, Location, bucket_and_name, file_system, store_of
+from bert_jax.storage.location import S3, Location, bucket_and_name, file_system, find_store
 from bert_jax.storage.remote import first_line, is_denied, with_causes
 
 HOLDER_FILE = "holder.json"
@@ -462,6 +462,6 @@ Objects: TypeAlias = GoogleObjects | S3Objects
 def open_objects(folder: Location) -> Objects:
     """Opens the objects of a folder in a store, by name, whether the folder exists or not."""
     bucket, name = bucket_and_name(folder)
-    if store_of(folder) is S3:
+    if find_store(folder) is S3:
         return S3Objects(file_system(folder), bucket, name)
     return GoogleObjects(tensorstore.KvStore.open({"driver": "gcs", "bucket": bucket, "path": f"{name}/"}).result())

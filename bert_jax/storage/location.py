@@ -60,7 +60,7 @@ _ANSWER_SECONDS = 30
 _accessible = set[str]()  # buckets, and folders in S3, that check_access has listed
 
 
-def store_of(address: str | PurePath) -> Store | None:
+def find_store(address: str | PurePath) -> Store | None:
     """The address's store, or None if it is on disk or has another scheme."""
     return next((store for store in STORES if str(address).startswith(store.scheme)), None)
 
@@ -73,7 +73,7 @@ def bucket_and_name(path: str | PurePath) -> tuple[str, str]:
 
 def file_system(path: PurePath) -> Any:
     """Returns fsspec's file system for a path in a store. Threads share it, unlike fsspec's own instances."""
-    store = store_of(path)
+    store = find_store(path)
     assert store is not None
     return _file_system(store.protocol)
 
@@ -92,7 +92,7 @@ def check_access(path: PurePath) -> None:
         UserError: the bucket does not exist, or this process may not list it.
         RunAgain: the store does not answer.
     """
-    store = store_of(path)
+    store = find_store(path)
     if store is None:
         return
     bucket, name = bucket_and_name(path)
@@ -161,13 +161,13 @@ def location(address: str | PurePath) -> Location:
     Raises:
         UserError: another scheme, an address without a bucket or a name, or a missing package.
     """
-    if isinstance(address, epath.Path) and store_of(address) is not None:
+    if isinstance(address, epath.Path) and find_store(address) is not None:
         return address
     text = location_address(address)
     scheme = re.match(r"[a-z][a-z0-9+.-]+://", text)
     if scheme is None:
         return Path(address)
-    if (store := store_of(text)) is None:
+    if (store := find_store(text)) is None:
         known = " and ".join(store.scheme for store in STORES)
         raise UserError(
             f"{text}: runs are kept on disks and in {known}, not in {scheme[0]}. Use a local folder, or "

@@ -65,7 +65,7 @@ def is_remote(path: str | Path) -> bool:
     return path.startswith(REMOTE)
 
 
-def address_of(path: Path) -> str:
+def as_address(path: Path) -> str:
     """A path as text. If it was made from a remote address, and perhaps made absolute, this is the address."""
     start = next((index for index, part in enumerate(path.parts) if f"{part}//" in REMOTE), None)
     return str(path) if start is None else f"{path.parts[start]}//{'/'.join(path.parts[start + 1 :])}"

@@ -21,7 +21,7 @@ from bert_jax.model.outputs import MIX, LayerSelection
 from bert_jax.model.runtime import COMPUTE_DTYPES
 from bert_jax.progress import Reporter, is_watched, print_note
 from bert_jax.tasks.batches import Batches, bucketed_batches, sorted_batches
-from bert_jax.tasks.inference import Finish, LayerVectors, tokenizer_of
+from bert_jax.tasks.inference import Finish, LayerVectors, shared_tokenizer
 from bert_jax.tasks.kinds.embedding import EmbeddingTask
 from bert_jax.tasks.reading.inputs import Texts
 from bert_jax.tasks.registry import from_json
@@ -164,7 +164,7 @@ class EncodeOptions(Checked):
     compute_dtype: str = option("float32", "of the model", choices=(*COMPUTE_DTYPES, "auto"))
 
 
-def settings_of(loaded: LoadedModel, options: EncodeOptions) -> VectorSettings:
+def vector_settings(loaded: LoadedModel, options: EncodeOptions) -> VectorSettings:
     """Takes the settings of a model's own embedding task, except for the given ones.
 
     With a pool, only the named prompts of the task are used. By default, a model without such a task has the mean of
@@ -231,7 +231,7 @@ def _misfits(loaded: LoadedModel, settings: VectorSettings) -> dict[str, object]
 
 
 class Embedder:
-    """A model that returns vectors. Construct it with the settings of settings_of, which checks them."""
+    """A model that returns vectors. Construct it with the settings of vector_settings, which checks them."""
 
     def __init__(
         self, loaded: LoadedModel, settings: VectorSettings, *, batch_size: int = 32, compute_dtype: str = "float32"
@@ -242,7 +242,7 @@ class Embedder:
         self.prompts = {"query": own.query_prompt if own else "", "document": own.document_prompt if own else ""}
         self.truncated = 0  # texts that were truncated so far
         self._batch_size = batch_size
-        self._tokenizer = tokenizer_of(loaded)
+        self._tokenizer = shared_tokenizer(loaded)
         finish = Finish(settings.pool, settings.normalize, settings.truncate_dim, settings.cut_first)
         self._model = LayerVectors(loaded, [settings.layers], finish, compute_dtype)
         self.width = self._model.widths[settings.layers]
@@ -358,7 +358,9 @@ def embed(
     given = from_keywords(EncodeOptions, options)
     several = checked_texts(texts)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    model = Embedder(loaded, settings_of(loaded, given), batch_size=given.batch_size, compute_dtype=given.compute_dtype)
+    model = Embedder(
+        loaded, vector_settings(loaded, given), batch_size=given.batch_size, compute_dtype=given.compute_dtype
+    )
     arrays = model.arrays(several)
     report_truncated(model, len(several))
     return arrays

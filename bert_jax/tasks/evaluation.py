@@ -33,14 +33,14 @@ from bert_jax.model.bert import abstract_params
 from bert_jax.model.runtime import COMPUTE_DTYPES
 from bert_jax.progress import Reporter
 from bert_jax.tasks import measurement, retrieval
-from bert_jax.tasks.embedder import EncodeOptions, settings_of
+from bert_jax.tasks.embedder import EncodeOptions, vector_settings
 from bert_jax.tasks.fill_mask import masked_model
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.train import distributed, sharding
 from bert_jax.train.evaluation import Rows, evaluate_batches
 from bert_jax.train.objectives import OBJECTIVES, Likelihood, MaskedLMObjective, Objective, pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits, resolved
-from bert_jax.train.run import runtime_of
+from bert_jax.train.run import make_runtime
 from bert_jax.train.step import Plan
 
 MOST_NATS = 700.0  # per token or word; the exponential of more may exceed the largest float
@@ -141,7 +141,7 @@ def _measure(
     """Measures an objective on the batches of batches(rows in a global batch, rows that this process loads)."""
     mesh = sharding.make_mesh(config.mesh)
     size = sharding.whole_rows(config.batch_size, mesh)
-    plan = Plan(loaded.model, runtime_of(config), objective)
+    plan = Plan(loaded.model, make_runtime(config), objective)
     with jax.set_mesh(mesh):
         # Heads that the objective does not read stay on the host.
         paths = layers.flatten(abstract_params(loaded.model, objective.heads))
@@ -262,7 +262,7 @@ def evaluate(
         mesh_option = {} if mesh in (None, MeshConfig()) else {"mesh": mesh}
         _refuse(given, (*_OF_SHARDS, *_OF_TASKS), f"{data} is a data set of retrieval", **mesh_option)
         encoding = EncodeOptions(max_length=given.max_length, truncate_dim=given.truncate_dim)
-        settings = settings_of(loaded, encoding)
+        settings = vector_settings(loaded, encoding)
         return retrieval.evaluate(loaded, Path(data), settings, given.batch_size, given.compute_dtype, given.skip_self)
     _refuse(given, ("skip_self",), f"{data} is no folder in BEIR's layout, by which retrieval is measured")
     config = TrainConfig(batch_size=given.batch_size, compute_dtype=given.compute_dtype, mesh=mesh or MeshConfig())

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.interop.loaded_model import LoadedModel, part_of
+from bert_jax.interop.loaded_model import LoadedModel, select_part
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import layers
 from bert_jax.model.bert import bind
@@ -22,7 +22,7 @@ from bert_jax.model.heads.config import Heads
 from bert_jax.model.outputs import masked_logits, vocabulary_logits
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.embedder import checked_texts
-from bert_jax.tasks.inference import device_params, tokenizer_of
+from bert_jax.tasks.inference import device_params, shared_tokenizer
 from bert_jax.tasks.rows import TaskBatch, TokenRows
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train import sharding
@@ -157,7 +157,7 @@ def fill_mask(
     loaded = masked_model(checkpoint, "filling masks", average)
     if not 1 <= top <= loaded.vocabulary.vocab_size:
         raise UserError(f"--top is {top}; use 1 to {loaded.vocabulary.vocab_size} (the vocabulary size)")
-    tokenizer = tokenizer_of(loaded)
+    tokenizer = shared_tokenizer(loaded)
     encoded = []
     for sentence in sentences:
         encoded.append(ids := _encode(sentence, tokenizer))
@@ -183,7 +183,7 @@ def masked_model(checkpoint: str | Path | LoadedModel, use: str, average: str = 
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     origin = loaded.origin or "the checkpoint"
     if loaded.heads.generator:
-        loaded = _GENERATORS.setdefault(loaded, part_of(loaded, "generator"))
+        loaded = _GENERATORS.setdefault(loaded, select_part(loaded, "generator"))
     reasons = {
         "predicts next tokens": loaded.model.causal or loaded.heads.lm,
         "has no masked language model head": not loaded.heads.mlm,
@@ -267,7 +267,7 @@ def generate(
     if new_tokens < 1:
         raise UserError(f"--generate is {new_tokens}; use 1 or more tokens")
     loaded = masked_model(checkpoint, "generating text", average)
-    words = tokenizer_of(loaded)
+    words = shared_tokenizer(loaded)
     texts = [_encode(prompt, words, new_tokens) for prompt in prompts]
     steps = new_tokens if steps is None else steps
     filled = unmask(loaded, texts, steps=steps, seed=seed, temperature=temperature)

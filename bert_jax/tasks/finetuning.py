@@ -54,7 +54,7 @@ class Setting(NamedTuple):
     config: FinetuneConfig
 
 
-def settings_of(config: FinetuneConfig) -> list[Setting]:
+def sweep_settings(config: FinetuneConfig) -> list[Setting]:
     """Returns the settings of config.sweep, the first key varying slowest.
 
     Raises:
@@ -188,7 +188,7 @@ def finetune(
         tuned = _finetune(config, workdir, tokenizer, verbose, recipe)
         _submit(config, workdir, tuned.splits)
         return tuned.result
-    settings = settings_of(config)
+    settings = sweep_settings(config)
     kept = Kept()
     # Before anything is trained.
     check(config, settings, workdir, tokenizer, kept)

@@ -18,12 +18,12 @@ from bert_jax.errors import UserError
 from bert_jax.interop import export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.storage.files import write_atomic
-from bert_jax.storage.location import PREFIX, location, location_address, store_of
+from bert_jax.storage.location import PREFIX, find_store, location, location_address
 from bert_jax.tasks.embedder import is_iterable
 from bert_jax.tasks.kinds.choice import CHOICES
 from bert_jax.tasks.kinds.question_data import QUESTION_COLUMNS
 from bert_jax.tasks.reading.tables import Columns, check_single, is_unicode
-from bert_jax.tasks.registry import task_of
+from bert_jax.tasks.registry import restore_task
 from bert_jax.train.workdir import CHECKPOINTS
 
 # A file, rows, a pandas or polars DataFrame (also a lazy one), datasets.Dataset, a pyarrow.Table.
@@ -53,7 +53,7 @@ def checkpoint_path(loaded: LoadedModel, scratch: Path) -> str:
 def refuse_store(workdir: str | Path, tables: Iterable[Table]) -> None:
     """Raises UserError for data in memory, which is kept in files next to the workdir, if that is in a store."""
     address = location_address(workdir)
-    if store_of(address) and not all(isinstance(table, str | Path) for table in tables):
+    if find_store(address) and not all(isinstance(table, str | Path) for table in tables):
         raise UserError(
             f"workdir is {address}, but data in memory can only be kept next to a workdir on disk. Write the data to "
             "files and give their paths, or use a workdir on disk"
@@ -125,7 +125,7 @@ def measured_file(table: Table, path: Path, loaded: LoadedModel, columns: Column
     """
     if isinstance(table, str | Path):
         return str(table)
-    task = task_of(loaded)
+    task = restore_task(loaded)
     # Only the columns matter: they decide which values must be valid.
     used = columns.filled(task.columns)
     kind = TaskConfig.kinds[task.kind]

@@ -29,13 +29,13 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.batches import sorted_batches
 from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.reading.tables import Columns
-from bert_jax.tasks.registry import task_of
+from bert_jax.tasks.registry import restore_task
 from bert_jax.tasks.rows import Split, TaskBatch, TaskRows
 from bert_jax.tasks.task import Task, TaskObjective
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train import sharding
 from bert_jax.train.objectives import Terms
-from bert_jax.train.run import runtime_of
+from bert_jax.train.run import make_runtime
 
 # By checkpoint, and by mesh and path: a caller that predicts several times with one LoadedModel uploads it once.
 _UPLOADED: "weakref.WeakKeyDictionary[LoadedModel, dict[tuple[Mesh, str], Any]]" = weakref.WeakKeyDictionary()
@@ -57,7 +57,7 @@ def device_params(loaded: LoadedModel, mesh: Mesh, wanted: Iterable[str]) -> dic
     return layers.unflatten({path: placed[mesh, path] for path in paths})
 
 
-def tokenizer_of(loaded: LoadedModel) -> Tokenizer:
+def shared_tokenizer(loaded: LoadedModel) -> Tokenizer:
     """Returns a checkpoint's tokenizer, the same object in all calls of a thread."""
     by_model = _OF_THREAD.__dict__.setdefault("tokenizers", weakref.WeakKeyDictionary())
     if loaded not in by_model:
@@ -159,7 +159,7 @@ class FineTuned:
         columns: Columns | None = None,
         null_threshold: float | None = None,
     ) -> None:
-        task = with_max_length(task_of(loaded), max_length, loaded.model)
+        task = with_max_length(restore_task(loaded), max_length, loaded.model)
         task = with_null_threshold(task, null_threshold)
         if columns:
             # Without the task's own label, so that numbers alone may describe a table without a header.
@@ -169,13 +169,13 @@ class FineTuned:
         self.task = task
         # Whether the user names columns, which lines of text do not have.
         self.names_columns = columns not in (None, Columns())
-        self.tokenizer = tokenizer_of(loaded)
+        self.tokenizer = shared_tokenizer(loaded)
         # A scan over layers compiles fast, and padded lengths are compiled separately.
         config = TrainConfig(compute_dtype=compute_dtype, model=ModelOptions(layer_loop="scan"), batch_size=batch_size)
         mesh = sharding.make_mesh(config.mesh)
         sharding.whole_rows(batch_size, mesh)  # raises UserError for a batch size below 1
         self.batch_size = batch_size
-        self._predictor = Predictor(self.task, loaded.model, runtime_of(config), mesh)
+        self._predictor = Predictor(self.task, loaded.model, make_runtime(config), mesh)
         self._params = task_params(loaded, self.task, mesh)
 
     def encode(self, split: Split[Any]) -> TaskRows:
@@ -242,7 +242,7 @@ def _answer(
 ) -> tuple[Any, Terms, Array]:
     bound = objective.bind(model, params, runtime)
     outputs = objective.outputs(bound, batch, None)
-    terms = objective.terms_of(bound, outputs, batch)
+    terms = objective.loss_terms(bound, outputs, batch)
     return objective.answers(bound, outputs, batch), terms, objective.counts(batch)["task"]
 
 
@@ -256,7 +256,7 @@ def _row_losses(
     def row_loss(outputs: Any, row: TaskBatch) -> tuple[Array, Array]:
         # An objective sums over a batch, so a row is made a batch.
         outputs, batch = jax.tree.map(lambda leaf: leaf[None], (outputs, row))
-        return objective.terms_of(bound, outputs, batch)["task"].loss, objective.counts(batch)["task"]
+        return objective.loss_terms(bound, outputs, batch)["task"].loss, objective.counts(batch)["task"]
 
     return objective.answers(bound, outputs, batch), *jax.vmap(row_loss)(outputs, batch)
 
@@ -302,7 +302,7 @@ class LayerVectors:
         self.dtype = finish.dtype
         self.mesh = sharding.make_mesh(MeshConfig())
         # A scan over layers compiles fast, and padded lengths are compiled separately.
-        runtime = runtime_of(TrainConfig(model=ModelOptions(layer_loop="scan"), compute_dtype=compute_dtype))
+        runtime = make_runtime(TrainConfig(model=ModelOptions(layer_loop="scan"), compute_dtype=compute_dtype))
         params = device_params(loaded, self.mesh, loaded.params)
         self._compute = functools.partial(_selected, loaded.model, loaded.heads, runtime, selections, finish, params)
 

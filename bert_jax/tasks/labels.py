@@ -159,7 +159,7 @@ class LabelTask(ClassLoss, NamedLabelsTask[Item, Rows]):
         """Class weights and label smoothing for the training loss."""
         return ClassCosts(self.class_weight_values, self.label_smoothing)
 
-    def weights_of(self, train: Split, labels: Iterable[str]) -> tuple[float, ...]:
+    def compute_class_weights(self, train: Split, labels: Iterable[str]) -> tuple[float, ...]:
         """Returns class_weight_values, by class_weights, from the labels of the training file.
 
         Raises:

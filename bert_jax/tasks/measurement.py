@@ -19,8 +19,8 @@ from bert_jax.tasks import held_out, named, registry
 from bert_jax.tasks.inference import (
     Predictor,
     check_kind,
+    shared_tokenizer,
     task_params,
-    tokenizer_of,
     with_max_length,
     with_null_threshold,
 )
@@ -29,12 +29,12 @@ from bert_jax.tasks.kinds.embedding import EmbeddingTask
 from bert_jax.tasks.labels import NamedLabelsTask, check_names
 from bert_jax.tasks.reading import tables
 from bert_jax.tasks.reading.tables import Columns
-from bert_jax.tasks.registry import task_of
+from bert_jax.tasks.registry import restore_task
 from bert_jax.tasks.rows import Split, TaskRows
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization.vocabulary import Vocabulary
 from bert_jax.train import sharding
-from bert_jax.train.run import runtime_of
+from bert_jax.train.run import make_runtime
 from bert_jax.train.step import Plan
 
 
@@ -55,8 +55,8 @@ def counts(rows: TaskRows, task: Task, tokenizer: Vocabulary) -> dict[str, int]:
 
 
 def file_remarks(path: Path) -> list[str]:
-    """Returns a note, as a list of lines, if a path stands for several files (tables.files_of)."""
-    count = len(tables.files_of(path))
+    """Returns a note, as a list of lines, if a path stands for several files (tables.data_set_files)."""
+    count = len(tables.data_set_files(path))
     return [f"{path}: reading all {count} files of this data set as one"] if count > 1 else []
 
 
@@ -84,7 +84,7 @@ def baseline(task: Task, rows: Mapping[str, TaskRows]) -> dict[str, Any] | None:
     """Returns the name of the task's baseline and its metrics on all splits except train; None without one."""
     name, metrics = "", dict[str, float | None]()
     for split in [split for split in rows if split != "train"]:
-        name, values = registry.metrics_of(task, split).baseline(rows["train"], rows[split])
+        name, values = registry.with_split_metrics(task, split).baseline(rows["train"], rows[split])
         metrics |= {
             f"{metric_prefix(split)}{key}": None if math.isnan(value) else value for key, value in values.items()
         }
@@ -97,7 +97,7 @@ def measure(
     """Returns the task's metrics, and task_loss, on labelled rows. config says how to run the model."""
     mesh = sharding.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        predictor = Predictor(task, model, _compiling_fast(runtime_of(config)), mesh)
+        predictor = Predictor(task, model, _compiling_fast(make_runtime(config)), mesh)
         return predictor.measure(params, rows, config.evaluation_rows(config.batch_size))
 
 
@@ -144,7 +144,7 @@ def evaluate(
             no file has labels.
     """
     config = config or TrainConfig(batch_size=32)
-    task = with_max_length(task_of(loaded), max_length, loaded.model)
+    task = with_max_length(restore_task(loaded), max_length, loaded.model)
     task = dataclasses.replace(task, columns=(columns or task.columns).filled(task.columns))
     task = with_null_threshold(task, null_threshold)
     # Thresholds that the checkpoint lacks become 1/2: those chosen on the measured file would flatter the model.
@@ -154,7 +154,7 @@ def evaluate(
         task.check_model(loaded.model)
     labelled, messages = _without_training(loaded, _read_labelled(task, Path(data)))
     # The parameters are placed once for all splits.
-    tokenizer = tokenizer_of(loaded)
+    tokenizer = shared_tokenizer(loaded)
     params = task_params(loaded, task, sharding.make_mesh(config.mesh))
     values: dict[str, float] = {}
     sizes: dict[str, dict[str, int]] = {}
@@ -165,8 +165,8 @@ def evaluate(
         sizes[name] = counts(rows, task, tokenizer)
         # A file that was named directly is recognized as a split of a named task by its name.
         known = name == "data" and task.name in named.TASKS
-        split_name = named.TASKS[task.name].split_of(split.path) if known else name
-        split_task = task if metrics else registry.metrics_of(task, split_name)
+        split_name = named.TASKS[task.name].match_split(split.path) if known else name
+        split_task = task if metrics else registry.with_split_metrics(task, split_name)
         measured = measure(split_task, loaded.model, config, params, rows)
         values |= {f"{metric_prefix(name)}{metric}": value for metric, value in measured.items()}
         messages += file_remarks(split.path) + remarks(rows, split_task)
@@ -230,7 +230,7 @@ def _files(task: Task, data: Path) -> dict[str, Path]:
     """Finds the files to measure, by split; a single file is called `data`."""
     if not data.is_dir():
         return {"data": data}
-    splits = [split for split in registry.splits_of(task.name) if split != "train"]
+    splits = [split for split in registry.split_names(task.name) if split != "train"]
     folder = registry.find_folder(task.name, data, splits) if task.name in named.TASKS else data
     files = {split: path for split in splits if (path := registry.find_split(task.name, folder, split))}
     if not files:

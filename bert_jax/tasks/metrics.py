@@ -196,7 +196,7 @@ TAGGING_METRICS: Mapping[str, Metric] = {
 QUERIES_AT_ONCE = 1024  # rows of a matrix of scores, whose columns are the documents of a chunk
 
 
-def ranks_of(
+def right_ranks(
     queries: Float32[np.ndarray, "Q D"], candidates: Float32[np.ndarray, "K D"], right: Sequence[Sequence[int]]
 ) -> Float64[np.ndarray, "Q"]:
     """Ranks, from 1, the best of the right candidates of every query among the wrong ones.

@@ -33,7 +33,7 @@ class NamedTask:
     stored_splits: Mapping[str, str] = field(default_factory=dict)  # the names of its splits there
     stored_columns: Columns | None = None
 
-    def split_of(self, path: Path) -> str:
+    def match_split(self, path: Path) -> str:
         """Returns the split whose file has this name, or an empty text."""
         splits = (
             split for split, names in self.files.items() if plain_name(path) in {Path(name).name for name in names}
@@ -274,7 +274,7 @@ STORED_TAGS = (
 class EwtTask(TaggingTask):
     """UD English EWT, whose text files are CoNLL-U, whatever their endings."""
 
-    def reader_of(self, path: Path) -> SentenceReader:
+    def choose_reader(self, path: Path) -> SentenceReader:
         return self._read_lists if is_stored(path) else read_conllu
 
     def _read_lists(self, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:

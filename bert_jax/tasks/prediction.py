@@ -85,7 +85,7 @@ class InputPredictor:
             with path.open("rb") as stream:
                 yield from self.stream(stream)
             return
-        form = self._form_of(path)
+        form = self._input_form(path)
         self._check_options(path, form)
         split = self.task_split(path) if split is None else split
         if split is not None:
@@ -95,8 +95,8 @@ class InputPredictor:
             predicted = self._parts(parts, self._table_rows(path, total))
         else:
             # The file is read twice: progress needs the number of inputs.
-            total = sum(1 for _ in input_lines.inputs_of(tables.numbered_lines(path), form))
-            lines = input_lines.windows(input_lines.inputs_of(tables.numbered_lines(path), form), self._window)
+            total = sum(1 for _ in input_lines.without_blank_json(tables.numbered_lines(path), form))
+            lines = input_lines.windows(input_lines.without_blank_json(tables.numbered_lines(path), form), self._window)
             predicted = (self._lines(path, window, form) for window in lines)
         if not total:
             raise UserError(f"{path} is empty. Give a file with one input per line")
@@ -121,7 +121,7 @@ class InputPredictor:
 
     def task_split(self, path: Path) -> Split[Any] | None:
         """Reads a file in the format of the training files; returns None for a pipe or a file of inputs."""
-        if _is_pipe(path) or self._form_of(path) != "task":
+        if _is_pipe(path) or self._input_form(path) != "task":
             return None
         return registry.read(self._model.task, path, label_required=False)
 
@@ -143,7 +143,7 @@ class InputPredictor:
                     continue
                 form = input_lines.form_of_line(first)
             self._check_options(input_lines.STDIN, form)
-            if inputs := list(input_lines.inputs_of([*blank, *window], form)):
+            if inputs := list(input_lines.without_blank_json([*blank, *window], form)):
                 yield self._lines(input_lines.STDIN, inputs, form)
             blank = []
         if blank:
@@ -204,7 +204,7 @@ class InputPredictor:
         }
         return [*self._notes, *(line for line, count in remarks.items() if count)]
 
-    def _form_of(self, path: Path) -> str:
+    def _input_form(self, path: Path) -> str:
         if self._form != "auto":
             return self._form
         form = input_lines.form_of_file(path)
@@ -268,7 +268,7 @@ class InputPredictor:
                 f"input {number} is {content!r:.60}; expected a text, a tuple of two texts, or an object such as "
                 "{'text': ..., 'text_pair': ...}"
             )
-        return input_lines.record_of(source, number, content, form, self._words)
+        return input_lines.to_record(source, number, content, form, self._words)
 
 
 def _columns(content: Any, form: str) -> Mapping[str, Any]:

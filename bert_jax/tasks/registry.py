@@ -108,7 +108,7 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
         task = kind_class(kind)("own", columns=Columns(config.text, text_pair, label, marks))
         files = given
     task = replace(task, **_options(config, task))
-    files = {split: files[split] for split in splits_of(task.name) if split in files}
+    files = {split: files[split] for split in split_names(task.name) if split in files}
     tables.check_apart(files)
     return task, files
 
@@ -139,12 +139,12 @@ def _options(config: TaskConfig, task: Task) -> dict[str, Any]:
     return options
 
 
-def splits_of(task_name: str) -> tuple[str, ...]:
+def split_names(task_name: str) -> tuple[str, ...]:
     """Returns the splits that a task may have: train, dev, test, and further ones of a named task."""
     return tuple(TASKS[task_name].files) if task_name in TASKS else SPLITS
 
 
-def metrics_of(task: Task, split: str) -> Task:
+def with_split_metrics(task: Task, split: str) -> Task:
     """Gives a task the metrics of a split, for which a named task may have others."""
     metrics = TASKS[task.name].metrics.get(split) if task.name in TASKS else None
     return replace(task, metrics=metrics) if metrics else task
@@ -246,7 +246,7 @@ def from_json(values: Mapping[str, Any]) -> Task:
     return config_lib.load(kind, {key: value for key, value in values.items() if key in known}, "task")
 
 
-def task_of(loaded: LoadedModel) -> Task:
+def restore_task(loaded: LoadedModel) -> Task:
     """Restores a checkpoint's task, with rows that are not longer than the model's positions.
 
     Raises:

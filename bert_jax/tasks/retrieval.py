@@ -30,7 +30,7 @@ from bert_jax.tasks.embedder import Embedder, VectorSettings
 from bert_jax.tasks.labels import parse_number
 from bert_jax.tasks.metrics import QUERIES_AT_ONCE
 from bert_jax.tasks.reading.tables import numbered_lines, plain_name
-from bert_jax.train.run import runtime_of
+from bert_jax.train.run import make_runtime
 
 CORPUS, QUERIES, QRELS = "corpus.jsonl", "queries.jsonl", "qrels"
 PREFERRED = ("test", "dev")  # the split that is measured if a folder has several
@@ -239,7 +239,7 @@ def evaluate(
             f"documents have no prompt, as in sentence-transformers: the checkpoint's prompt {name!r} would have to be "
             "called 'document'"
         )
-    model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=runtime_of(config).compute_dtype)
+    model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=make_runtime(config).compute_dtype)
     metrics, counts = measure_beir(
         data, lambda texts, role: model.vectors([(t,) for t in texts], model.prompts[role]), skip_self
     )

@@ -430,7 +430,7 @@ class SideBySideRows(TaskRows[Item]):
     part_lengths: Int64[np.ndarray, "R S"]  # tokens of each sequence
 
     @abc.abstractmethod
-    def targets_of(
+    def select_targets(
         self, rows: Int64[np.ndarray, "B"], present: Bool[np.ndarray, "B S"]
     ) -> tuple[Any, Float32[np.ndarray, "B"]]:
         """Returns labels and label_weights of these rows. A filler is row 0 without sequences."""
@@ -449,7 +449,7 @@ class SideBySideRows(TaskRows[Item]):
         # Sequences are numbered from 1 in their row, so that attention keeps them apart.
         numbers = np.tile(parts + 1, len(rows))[:, None].astype(np.int32)
         shape = len(rows), -1
-        labels, weights = self.targets_of(rows, ~filler[:, None] & (self.part_lengths[rows] > 0))
+        labels, weights = self.select_targets(rows, ~filler[:, None] & (self.part_lengths[rows] > 0))
         return SideBySideBatch(
             input_ids=flat.input_ids.reshape(shape),
             segment_ids=flat.segment_ids.reshape(shape),

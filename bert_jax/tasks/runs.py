@@ -35,7 +35,7 @@ from bert_jax.train import distributed, rules
 from bert_jax.train.losses import Scalar
 from bert_jax.train.objectives import DistilledObjective, Objective, Terms
 from bert_jax.train.objectives.distilled import SOFT, Pair
-from bert_jax.train.run import Run, root_key, runtime_of
+from bert_jax.train.run import Run, make_runtime, root_key
 
 STACK = "encoder/layers/"
 POOLER = "pooler/"
@@ -99,7 +99,7 @@ def with_random_top(
     return changed
 
 
-def with_labels_of(loaded: LoadedModel, task: Task) -> LoadedModel:
+def with_task_labels(loaded: LoadedModel, task: Task) -> LoadedModel:
     """Reorders the outputs of a checkpoint's head by the task's labels, and changes a regression to its scale.
 
     A checkpoint of another kind, or with labels that labels.permutation does not pair, is returned as it is.
@@ -132,7 +132,7 @@ class DistilledTask(DistilledObjective):
 
     def compare(self, models: Pair, batch: TaskBatch, dropout_key: PRNGKeyArray | None) -> tuple[Terms, Scalar]:
         outputs = self.base.outputs(models.student, batch, dropout_key)
-        terms = self.base.terms_of(models.student, outputs, batch)
+        terms = self.base.loss_terms(models.student, outputs, batch)
         # Without soft targets, the teacher only gives hidden states.
         if SOFT not in self.term_metrics:
             return terms, jnp.zeros(())
@@ -156,7 +156,7 @@ def distilled_task(
     loaded = open_teacher(settings, vocabulary)
     teacher, kind = f"distill.teacher={settings.teacher}", loaded.task["kind"] if loaded.task else ""
     if settings.soft_weight and kind == task.kind:
-        loaded = with_labels_of(loaded, task)
+        loaded = with_task_labels(loaded, task)
     described = f"a model of a task of kind {kind}" if kind else "no model of a task"
     theirs, ours = (tuple(labels or ()) for labels in ((loaded.task or {}).get("labels"), task.labels))
     other_outputs = any(getattr(loaded.heads, name) != getattr(base.heads, name) for name in OUTPUTS)
@@ -376,7 +376,7 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start, report: Repor
             task = task.fitted(rows[name])
         counts[name] = measurement.counts(rows[name], task, start.tokenizer)
         part = "held-out rows of " if name == "dev" and split.path == splits["train"].path else ""
-        for line in measurement.remarks(rows[name], registry.metrics_of(task, name), training=name == "train"):
+        for line in measurement.remarks(rows[name], registry.with_split_metrics(task, name), training=name == "train"):
             report(f"{part}{line}")
     return Data(task, dict(splits), rows, counts)
 
@@ -389,7 +389,7 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data, r
     _check_reinitialized(config, model)
     initial: dict[str, np.ndarray] = {}  # the checkpoint's parameters; each seed initializes the others at random
     if loaded is not None:
-        fitted, values = with_labels_of(loaded, task), registry.to_json(task)
+        fitted, values = with_task_labels(loaded, task), registry.to_json(task)
         initial = initial_params(fitted, model, objective.heads, start.tokenizer, values, report)
     evaluators = []
     measured: tuple[str, ...] = ()
@@ -400,7 +400,7 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data, r
 
     every = {
         trial: trials.settings(config, trial, task, rows.count, measured=bool(evaluators))
-        for trial in trials.trials_of(config)
+        for trial in trials.list_trials(config)
     }
     steps = next(iter(every.values())).steps
     if rules.gradual_epochs(config.train_layers) is not None:
@@ -444,6 +444,6 @@ def _padded_lengths(
     if not steps:
         return batches.best_lengths(rows.lengths, max_length)
     # Every length must repay its compilation.
-    price = batches.price(model, runtime_of(config), jax.default_backend())
+    price = batches.price(model, make_runtime(config), jax.default_backend())
     passes = steps * config.batch_size / rows.count
     return batches.best_lengths(rows.lengths, max_length, passes=passes, price=price)

@@ -46,7 +46,7 @@ class TaskObjective(Objective):
         """Computes the heads' outputs: a float32 array [B, ...] or a tree. Without a key, dropout is off."""
 
     @abc.abstractmethod
-    def terms_of(self, model: Bert, outputs: Any, batch: TaskBatch) -> Terms:
+    def loss_terms(self, model: Bert, outputs: Any, batch: TaskBatch) -> Terms:
         """Computes the loss as the term `task`, with the metric `accuracy` if predictions are right or wrong."""
 
     def answers(self, model: Bert, outputs: Any, batch: TaskBatch) -> Any:
@@ -69,7 +69,7 @@ class TaskObjective(Objective):
         return {"task": batch.label_weights.sum()}
 
     def apply(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Terms:
-        return self.terms_of(model, self.outputs(model, batch, dropout_key), batch)
+        return self.loss_terms(model, self.outputs(model, batch, dropout_key), batch)
 
 
 class SoftClassObjective(TaskObjective):
@@ -423,7 +423,7 @@ class ScaledObjective(TaskObjective):
     def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
         return {"task": ()}
 
-    def terms_of(self, model: Bert, outputs: Float[Array, "*shape"], batch: TaskBatch) -> Terms:
+    def loss_terms(self, model: Bert, outputs: Float[Array, "*shape"], batch: TaskBatch) -> Terms:
         return {"task": Term(squared_error_sum(outputs, batch.labels, batch.label_weights), {})}
 
     def soft_sum(

@@ -58,7 +58,7 @@ class Trial:
     folder: str = ""
 
 
-def trials_of(config: FinetuneConfig) -> list[Trial]:
+def list_trials(config: FinetuneConfig) -> list[Trial]:
     """Returns the trials of a configuration by seed. Raises UserError for invalid or repeated seeds."""
     seeds = config.seeds
     too_many = isinstance(seeds, int) and seeds > MOST_SEEDS
@@ -81,7 +81,7 @@ def trials_of(config: FinetuneConfig) -> list[Trial]:
 def check_workdir(config: FinetuneConfig, workdir: Location) -> None:
     """Raises UserError for a workdir that holds another kind of trials."""
     kinds = ("a run of one seed", "runs of several seeds", "a sweep")
-    wanted = 2 if config.sweep else int(len(trials_of(config)) > 1)
+    wanted = 2 if config.sweep else int(len(list_trials(config)) > 1)
     # The last kind that is there decides, because WORKDIR/config.json may also belong to the best of several runs.
     present = next((kind for kind in (2, 1, 0) if any(workdir.glob(_CONFIGS[kind]))), wanted)
     if present != wanted:
@@ -325,7 +325,7 @@ def _measured(task: Task, rows: Mapping[str, TaskRows], run: Run, result: Result
     if calibrated != task and distributed.is_primary():
         write_config(run.workdir, dataclasses.replace(read_config(run.workdir), task=to_json(calibrated)))
     for split in [name for name in rows if name not in ("train", "dev")]:
-        split_task = registry.metrics_of(calibrated, split)
+        split_task = registry.with_split_metrics(calibrated, split)
         measured = measurement.measure(split_task, run.model, run.config, result.params, rows[split])
         metrics |= {f"{measurement.metric_prefix(split)}{name}": value for name, value in measured.items()}
     return metrics

@@ -24,7 +24,7 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.progress import print_note
 from bert_jax.storage.files import incomplete_path, lock, read_json, refuse_existing, write_atomic, write_json
 from bert_jax.tasks import measurement
-from bert_jax.tasks.embedder import TOKEN_POOLS, Embedder, EncodeOptions, report_truncated, settings_of
+from bert_jax.tasks.embedder import TOKEN_POOLS, Embedder, EncodeOptions, report_truncated, vector_settings
 from bert_jax.tasks.reading.inputs import Texts, files_read, read_stream
 
 FORMATS = ("npy", "parquet")
@@ -195,7 +195,7 @@ def embed_file(
     refuse_existing(output)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     encoding = from_keywords(EncodeOptions, options)
-    chosen = settings_of(loaded, encoding)
+    chosen = vector_settings(loaded, encoding)
     if chosen.pool in TOKEN_POOLS:
         raise UserError(f"--format {format} is for one vector per text, but --pool is {chosen.pool}. Use --format npz")
     model = Embedder(loaded, chosen, batch_size=encoding.batch_size, compute_dtype=encoding.compute_dtype)

@@ -28,14 +28,14 @@ from bert_jax.tokenization.specification import (
     read_settings,
 )
 
-# The kinds and their display names.
-KINDS = {
+# The kinds that train-tokenizer learns and their display names.
+LEARNED_KINDS = {
     "wordpiece": "WordPiece",
     "bpe": "byte-level BPE",
-    "word_bpe": "BPE of words",
     "unigram": "SentencePiece Unigram",
     "sentencepiece_bpe": "SentencePiece BPE",
 }
+KINDS = {**LEARNED_KINDS, "word_bpe": "BPE of words"}  # the last one is read from folders of other programs only
 TOKENIZER = "tokenizer"  # the folder in a workdir that contains its tokenizer's files
 # From the most complete file on; a SentencePiece model comes before the tokenizer.json that was derived from it.
 _FILES = (
@@ -127,7 +127,7 @@ class Vocabulary:
         tokens = zip(ids, self.tokens(ids), strict=True)
         return [token if int(index) in special else self.spec.surface(token) for index, token in tokens]
 
-    def id_of(self, token: str) -> int | None:
+    def token_id(self, token: str) -> int | None:
         """A token's id, as the vocabulary spells it ("##ing"), or None if the vocabulary lacks it."""
         return self._ids.get(token)
 

@@ -31,13 +31,13 @@ from bert_jax.storage.location import (
     Location,
     absolute,
     check_access,
+    find_store,
     is_stored,
     location,
     move_folder,
     read_json,
     remove_folder,
     store_errors,
-    store_of,
     upload_folder,
     write_file,
     write_json,
@@ -419,7 +419,7 @@ def check_workdir(workdir: Location) -> None:
     Raises:
         UserError: it is a file, in an unreadable bucket, or, with several processes, in S3.
     """
-    if store_of(workdir) is S3 and jax.process_count() > 1:
+    if find_store(workdir) is S3 and jax.process_count() > 1:
         raise UserError(
             f"--workdir {workdir}: a run of several processes cannot keep its checkpoints in S3, because each process "
             "stages its part of a checkpoint on its own disk. Use gs://BUCKET/NAME, or a folder that all hosts share"

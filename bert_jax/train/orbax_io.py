@@ -38,7 +38,7 @@ from jaxtyping import PyTree
 from bert_jax.errors import RunAgain, UserError
 from bert_jax.model.layers import unflatten
 from bert_jax.storage.files import scratch_folder
-from bert_jax.storage.location import S3, Location, download_folder, is_stored, store_errors, store_of
+from bert_jax.storage.location import S3, Location, download_folder, find_store, is_stored, store_errors
 
 PARAMS, OPTIMIZER, AVERAGE, META = "params", "optimizer", "average", "meta"  # the items of a step
 BEGUN = "_CHECKPOINT_METADATA"  # Orbax writes it first into a step, with the time
@@ -241,7 +241,7 @@ def _read(directory: Location, item: str, restore_args: Mapping[str, Any]) -> di
 
 def is_staged(path: Location) -> bool:
     """Whether Orbax can neither read nor write a path: 0.12.8 knows disks and gs:// only (google/orbax#359)."""
-    return store_of(path) is S3
+    return find_store(path) is S3
 
 
 # Shares of replicas. A tensor that is replicated over N hosts would be read N times from one file system or store.

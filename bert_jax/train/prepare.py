@@ -27,7 +27,7 @@ from bert_jax.train import distributed, optim, rules, sharding, workdir
 from bert_jax.train.checkpoint import CheckHeld, Checkpoints, check_workdir, held_workdir, restore
 from bert_jax.train.evaluation import Best
 from bert_jax.train.rules import Trained, Unfreezing
-from bert_jax.train.run import Run, Source, root_key, runtime_of
+from bert_jax.train.run import Run, Source, make_runtime, root_key
 from bert_jax.train.step import Plan, TrainState, initial_state
 
 # The provenance keys that record a run's initial parameters.
@@ -129,7 +129,7 @@ def make_plan(run: Run) -> Plan:
         unfreezing = Unfreezing.by_stages(stages if trained is None else trained.take(stages), run.unfreeze_every)
     plan = Plan(
         model=run.model,
-        runtime=runtime_of(config),
+        runtime=make_runtime(config),
         objective=run.objective,
         optimizer_config=optimizer_config,
         optimizer=optim.build(optimizer_config, abstract, trained),

@@ -117,7 +117,7 @@ def root_key(seed: int) -> PRNGKeyArray:
     return jax.random.key(seed, impl="threefry2x32")
 
 
-def runtime_of(config: TrainConfig, platform: str = "", capability: str = "") -> Runtime:
+def make_runtime(config: TrainConfig, platform: str = "", capability: str = "") -> Runtime:
     """Returns how a configuration runs its model; compute_dtype=auto is float32 on a CPU and bfloat16 elsewhere.
 
     Args:

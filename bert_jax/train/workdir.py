@@ -54,7 +54,7 @@ from bert_jax.train import orbax_io
 from bert_jax.train.checkpoint import BEST_FILE, Checkpoints
 from bert_jax.train.gradient_sums import sum_dtype
 from bert_jax.train.orbax_io import PARAMS, read_arrays, read_meta, signature
-from bert_jax.train.run import TOKENS_BEFORE, Run, runtime_of
+from bert_jax.train.run import TOKENS_BEFORE, Run, make_runtime
 from bert_jax.train.sharding import make_mesh
 
 CONFIG_FILE, CHECKPOINTS = "config.json", "checkpoints"
@@ -172,7 +172,7 @@ def write_params(
 
 def provenance(run: Run) -> dict[str, Any]:
     """Returns a run's provenance as JSON values: `configuration` by key, and `versions`."""
-    dtype, mesh = runtime_of(run.config).compute_dtype, run.config.mesh
+    dtype, mesh = make_runtime(run.config).compute_dtype, run.config.mesh
     files = (*marked(run.config, "file"), "model")  # the model follows below, as the run derived it
     fingerprints = {**run.source.fingerprints, **run.held_out}
     configuration = {key.name: key.default for key in config_keys(run.config) if not _within(key.name, files)}

@@ -32,7 +32,7 @@ def loaded(tmp_path_factory):
 def biased(loaded, token, amount=100):
     """The model with a bias towards a token in its head."""
     bias = loaded.params["mlm_head/bias"].copy()
-    bias[loaded.vocabulary.id_of(token)] += amount
+    bias[loaded.vocabulary.token_id(token)] += amount
     return dataclasses.replace(loaded, params={**loaded.params, "mlm_head/bias": bias})
 
 
@@ -157,7 +157,7 @@ def test_checkpoints_that_cannot_fill_masks_are_refused(tmp_path, loaded):
 
 def test_a_bias_towards_a_word_is_found(loaded):
     bias = loaded.params["mlm_head/bias"].copy()
-    bias[loaded.vocabulary.id_of("river")] += 100
+    bias[loaded.vocabulary.token_id("river")] += 100
     towards = dataclasses.replace(loaded, params={**loaded.params, "mlm_head/bias": bias})
     [predictions] = fill_mask.fill_mask(towards, ["the [MASK]"])[0].masks
     assert predictions[0].token == "river" and predictions[0].probability > 0.999 and len(predictions) == 5
@@ -189,7 +189,7 @@ def independent(loaded, shares):
     params = {path: np.zeros_like(value) for path, value in loaded.params.items()}
     bias = np.full(params["mlm_head/bias"].shape, -50, np.float32)
     for token, share in shares.items():
-        bias[loaded.vocabulary.id_of(token)] = np.log(share)
+        bias[loaded.vocabulary.token_id(token)] = np.log(share)
     return dataclasses.replace(loaded, params={**params, "mlm_head/bias": bias})
 
 

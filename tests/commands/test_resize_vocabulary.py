@@ -140,7 +140,7 @@ def test_a_trimmed_model_has_the_same_outputs_under_new_ids_and_a_smaller_file(t
     assert words.tokens(ids) == small.tokens(again) and ids != again
     (hidden, logits), (wanted_hidden, wanted) = outputs(new, again), outputs(old, ids)
     np.testing.assert_allclose(hidden, wanted_hidden, atol=1e-6)
-    places = [words.id_of(token) for token in small.spec.all_tokens()]
+    places = [words.token_id(token) for token in small.spec.all_tokens()]
     np.testing.assert_allclose(logits, wanted[:, places], atol=1e-6)
 
 
@@ -171,7 +171,7 @@ def test_a_trimmed_model_of_vectors_keeps_the_tokens_of_its_prompts(tmp_path):
     (tmp_path / "text.txt").write_text("wants a cat\n")
     resize_vocabulary.trim(tmp_path / "old", str(tmp_path / "text.txt"), tmp_path / "new", quiet=True)
     words, small = tokenizer.load(tmp_path / "old"), tokenizer.load(tmp_path / "new")
-    assert small.id_of("word30") is None and small.id_of("sat") is None
+    assert small.token_id("word30") is None and small.token_id("sat") is None
     for text in ("river word27: wants a cat", "unwants a cat", "dog word42", "un"):
         assert small.tokens(small.encode(text)) == words.tokens(words.encode(text)), text
     assert "##want" in small.tokens(small.encode("unwants"))
@@ -265,4 +265,4 @@ def test_the_steps_of_the_guide_adapt_a_model_to_another_text(tmp_path, vocab_di
         )
         assert after < before - 0.5, name
         np.testing.assert_allclose(result[f"eval_{name}/mlm_loss"], after, rtol=1e-4)
-    assert open_checkpoint(tmp_path / "run").vocabulary.id_of("nautilus") is not None
+    assert open_checkpoint(tmp_path / "run").vocabulary.token_id("nautilus") is not None

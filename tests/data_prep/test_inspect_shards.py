@@ -150,7 +150,7 @@ def test_command_reports_damage_in_one_line_with_exit_code_2(damaged: Path) -> N
 
 
 def drawn(directory: Path, *flags: str) -> str:
-    target = inspect_shards.parts_of(directory)[0].parent / "page.html"
+    target = inspect_shards.named_parts(directory)[0].parent / "page.html"
     inspect_shards.main([str(directory), "--html", str(target), *flags])
     return target.read_text(encoding="utf-8")
 

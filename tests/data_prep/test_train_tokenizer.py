@@ -104,7 +104,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("kind", tokenization_vocabulary.KINDS)
+@pytest.mark.parametrize("kind", tokenization_vocabulary.LEARNED_KINDS)
 def test_same_text_gives_the_same_bytes_in_any_process(kind, sample_text, tmp_path):
     written = []
     for seed in ("1", "2"):
@@ -194,7 +194,7 @@ def test_inside_of_a_word_is_no_beginning():
 def test_a_smaller_vocabulary_than_requested_is_written_and_reported(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("low lower lowest low low\n\nnew newer newest\n")
     trained = vocabulary.train(TokenizerOptions(tmp_path / "text.txt", tmp_path / "vocab", vocab_size=5000))
-    assert trained.vocab_size < 60 and trained.id_of("low") is not None
+    assert trained.vocab_size < 60 and trained.token_id("low") is not None
     assert f"the text gives {trained.vocab_size} tokens, fewer than --vocab_size 5000" in capsys.readouterr().err
 
 
@@ -265,9 +265,9 @@ def test_unfinished_folder_of_another_is_left_alone(sample_text, tmp_path):
         vocabulary.train(TokenizerOptions(sample_text, tmp_path / "x.incomplete", vocab_size=900))
 
 
-@pytest.mark.parametrize("kind", tokenization_vocabulary.KINDS)
+@pytest.mark.parametrize("kind", tokenization_vocabulary.LEARNED_KINDS)
 def test_command_trains_and_teaches(kind, sample_text, tmp_path, capsys):
-    name = tokenization_vocabulary.KINDS[kind]
+    name = tokenization_vocabulary.LEARNED_KINDS[kind]
     for flags, case in ((["--nolowercase"], "cased"), (["--lowercase"], "lower-cased")):
         output = tmp_path / case
         train_tokenizer.main(
@@ -367,7 +367,7 @@ def test_languages_are_sampled_by_the_power_of_their_share(sample_text, tmp_path
     told = capsys.readouterr().out
     assert f"{sample_text}: 99." in told and f"{small}: 0." in told and told.count("counted as 50.0") == 2
     plain, equal = (tokenizer.load(tmp_path / name) for name in ("plain", "equal"))
-    assert plain.id_of("arratsaldean") is None and equal.id_of("arratsaldean") is not None
+    assert plain.token_id("arratsaldean") is None and equal.token_id("arratsaldean") is not None
     # One pattern of two files: each file is a language.
     train_tokenizer.main(
         [f"--output={tmp_path / 'files'}", "--alpha=0.3", "--vocab_size=700", f"--input={tmp_path}/*.txt"]

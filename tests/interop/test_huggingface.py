@@ -322,9 +322,9 @@ def test_the_no_answer_threshold_survives_export_and_defaults_to_always_answerin
     task = {"name": "squad2", "kind": "question", "labels": [], "unanswerable": True, "null_threshold": 0.25}
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(question=True), task=task)
     huggingface_export.write(loaded, tmp_path / "out")
-    assert registry.task_of(huggingface.read(tmp_path / "out")).null_threshold == 0.25
+    assert registry.restore_task(huggingface.read(tmp_path / "out")).null_threshold == 0.25
     change_config(tmp_path / "out", bert_jax_task=None)
-    foreign = registry.task_of(huggingface.read(tmp_path / "out"))
+    foreign = registry.restore_task(huggingface.read(tmp_path / "out"))
     assert (foreign.kind, foreign.unanswerable, foreign.metrics) == ("question", False, ("f1", "exact_match"))
 
 

@@ -28,7 +28,7 @@ from bert_jax.model.heads.config import Heads
 from bert_jax.model.outputs import answer_logits, masked_logits, next_sentence_logits, pool_vectors
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.transformer import gather_positions
-from bert_jax.tasks.registry import task_of
+from bert_jax.tasks.registry import restore_task
 from bert_jax.tasks.rows import TaskBatch
 
 ORIGINAL = Path(__file__).parent.parent / "testdata" / "original_checkpoint"
@@ -172,7 +172,7 @@ def test_a_fine_tuned_checkpoint_has_the_task_of_the_same_model_in_hugging_face_
     for name, loaded in (("squad", squad), ("classifier", classifier)):
         huggingface_export.write(dataclasses.replace(loaded, task=None), tmp_path / name)
         assert huggingface.read(tmp_path / name).task == loaded.task
-        assert task_of(loaded).max_length == loaded.model.max_positions
+        assert restore_task(loaded).max_length == loaded.model.max_positions
 
 
 @needs_tensorflow

@@ -94,7 +94,7 @@ def test_new_ids_follow_the_old_ones_which_stay_except_for_a_mask_that_is_last(p
     grown = Tokenizer(change.spec)
     stay = old.vocab_size - (kind == "unigram")
     assert grown.tokens(range(stay)) == old.tokens(range(stay))
-    new = [grown.id_of(token_of(kind, word)) for word in words_of(kind)]
+    new = [grown.token_id(token_of(kind, word)) for word in words_of(kind)]
     assert new == sorted(new) and new[0] == stay
     if kind == "unigram":
         assert grown.mask_id == grown.vocab_size - 1
@@ -267,8 +267,8 @@ def test_an_unknown_word_does_not_become_known_by_a_shorter_match(tmp_path):
     assert old.tokens(old.encode("abxc ab")) == ["[UNK]", "ab"]
     new = trimmed(old, ["abxc ab"])
     assert new.tokens(new.encode("abxc ab")) == ["[UNK]", "ab"]
-    assert new.id_of("abx") is not None and new.id_of("other") is None
-    assert trimmed(old, ["ab"]).id_of("abx") is None
+    assert new.token_id("abx") is not None and new.token_id("other") is None
+    assert trimmed(old, ["ab"]).token_id("abx") is None
 
 
 def test_a_text_without_tokens_is_refused(tmp_path):

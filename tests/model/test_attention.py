@@ -22,7 +22,7 @@ from bert_jax.model.attention.kernels import (
 from bert_jax.model.attention.layer import kernels
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.embeddings import sequence_lengths, token_positions, visible_keys
-from bert_jax.model.runtime import Runtime, platform_of
+from bert_jax.model.runtime import Runtime, detailed_platform
 from bert_jax.train.sharding import OnMesh, make_mesh
 
 GPU = {"platform": "gpu", "compute_dtype": "bfloat16", "head_width": 64, "dropout_rate": 0.0}
@@ -131,12 +131,12 @@ def test_auto_takes_cudnn_only_where_it_can():
 )
 def test_gpus_of_other_makers_use_einsum(platform, version, kernel):
     """jax calls them all `gpu`."""
-    found = platform_of(SimpleNamespace(platform=platform, platform_version=version))
+    found = detailed_platform(SimpleNamespace(platform=platform, platform_version=version))
     assert choose("auto", **GPU | {"platform": found}) == kernel
 
 
 def test_the_platform_of_this_machine_is_found():
-    assert Runtime().device_platform == platform_of(jax.devices()[0].client)
+    assert Runtime().device_platform == detailed_platform(jax.devices()[0].client)
     assert Runtime(platform="tpu").device_platform == "tpu"
     if jax.default_backend() != "gpu":
         assert Runtime().device_platform == jax.default_backend()

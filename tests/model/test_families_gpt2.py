@@ -124,7 +124,7 @@ def write_vocabulary(folder, settings, left_out=("<s>", "<pad>", "</s>", "<unk>"
 @pytest.mark.parametrize("settings", [{}, {"bos_token": END, "eos_token": END, "unk_token": END}])
 def test_one_special_token_serves_every_role(tmp_path, settings):
     words = write_vocabulary(tmp_path / "words", settings)
-    end = words.id_of(END)
+    end = words.token_id(END)
     assert {words.pad_id, words.unk_id, words.cls_id, words.sep_id, words.mask_id} == {end}
     assert words.special_ids == (end,) and not words.has_mask
     assert words.decode(words.encode("the cat, the mat")) == "the cat, the mat"
@@ -136,7 +136,7 @@ def test_one_special_token_serves_every_role(tmp_path, settings):
 def test_an_added_padding_token_is_used_for_padding(tmp_path):
     left_out = ("<s>", "</s>", "<unk>", "<mask>")
     words = write_vocabulary(tmp_path, {"eos_token": END, "pad_token": "<pad>"}, left_out)
-    assert (words.pad_id, words.sep_id) == (words.id_of("<pad>"), words.id_of(END))
+    assert (words.pad_id, words.sep_id) == (words.token_id("<pad>"), words.token_id(END))
 
 
 def test_the_vocabulary_serves_causal_models_only(tmp_path):

@@ -107,7 +107,7 @@ def test_rows_of_tasks_have_no_special_tokens_either(folder):
     words = tokenizer.load(folder("gpt2")[0])
     the, cat, space_cat, end = (words.encode(text).tolist() for text in ("the", "cat", " cat", ""))
     assert end == []
-    end = [words.id_of(END)]
+    end = [words.token_id(END)]
     pairs, cut = encode_pairs(["the", "", "cat", ""], ["cat", "the", "", ""], words, 64)
     assert rows_of(pairs) == [the + cat, the, cat, end]  # a row has at least one token
     assert pairs.first_lengths.tolist() == [len(the), 0, len(cat), 0] and not cut.any()
@@ -272,7 +272,7 @@ def test_special_tokens_without_a_role_are_matched_in_texts_of_tasks(tmp_path, k
     ]
     pairs, _ = encode_pairs(texts, None, words, 64)
     assert rows_of(pairs)[0] == rows_of(found.rows)[0]
-    marked = words.id_of("[E1]")
+    marked = words.token_id("[E1]")
     sentences = Split(Path("file"), (Sentence(("the", "[E1]", "man"), None, (1, 2, 3)),), labelled=False)
     assert rows_of(encode_words(sentences, words, 64))[0].count(marked) == 1
     questions = Split(Path("file"), (Question("1", "[E1]?", "the [E1] old man", None, "1"),), labelled=False)
@@ -338,7 +338,7 @@ def test_the_mask_of_mpnet_is_filled_as_by_transformers(folder):
     names = vocabulary.load(path)
     found = np.zeros(45)
     for prediction in filled.masks[0]:
-        found[names.id_of(prediction.token)] = prediction.probability
+        found[names.token_id(prediction.token)] = prediction.probability
     np.testing.assert_allclose(found, arrays["mask_probabilities"], atol=TOLERANCE, err_msg=REFRESH)
 
 

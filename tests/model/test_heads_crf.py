@@ -11,7 +11,7 @@ import pytest
 from scipy.special import logsumexp
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.heads.structured import CRF, allowed_by, scheme_of
+from bert_jax.model.heads.structured import CRF, allowed_by, recognize_scheme
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.task import chain_sums
 
@@ -104,7 +104,7 @@ SCHEMES = {
 
 @pytest.mark.parametrize("labels", SCHEMES)
 def test_a_scheme_allows_the_sequences_of_its_grammar(labels: tuple[str, ...]) -> None:
-    scheme = scheme_of(labels)
+    scheme = recognize_scheme(labels)
     assert scheme is not None
     for length in (1, 2, 3):
         for path in itertools.product(range(len(labels)), repeat=length):
@@ -112,7 +112,7 @@ def test_a_scheme_allows_the_sequences_of_its_grammar(labels: tuple[str, ...]) -
             steps = [scheme.first[path[0]], *inner, scheme.last[path[-1]]]
             written = "".join(f"{labels[tag]} " for tag in path)
             assert all(steps) == bool(re.fullmatch(SCHEMES[labels], written)), written
-    assert scheme_of(("NOUN", "VERB")) is None
+    assert recognize_scheme(("NOUN", "VERB")) is None
 
 
 @pytest.mark.parametrize("whole", [(True, True), (False, True), (True, False)])
@@ -130,7 +130,7 @@ def test_with_a_scheme_loss_marginals_and_path_are_those_of_the_allowed_paths(wh
             moves = sum(transitions[pair] for pair in itertools.pairwise(path))
             scores[path] = start[path[0]] + moves + end[path[-1]] + logits[0, range(length), path].sum()
     tagged, sequences = jnp.ones((1, length), bool), jnp.ones((1, length), jnp.int32)
-    allowed = allowed_by(scheme_of(labels), jnp.array([whole]))
+    allowed = allowed_by(recognize_scheme(labels), jnp.array([whole]))
     total = logsumexp(list(scores.values()))
     gold = draw.choice(len(scores))
     truth = jnp.array([list(scores)[gold]], jnp.int32)
@@ -157,7 +157,7 @@ def test_no_sequence_outside_its_scheme_is_decoded(labels: tuple[str, ...]) -> N
     tagged = draw.random((rows, slots)) < 0.7
     sequences = jnp.ones((rows, slots), jnp.int32)
     logits = jnp.asarray(draw.normal(0, 10, (rows, slots, tags)), jnp.float32)
-    path, _ = made.decode(logits, jnp.asarray(tagged), sequences, allowed_by(scheme_of(labels)))
+    path, _ = made.decode(logits, jnp.asarray(tagged), sequences, allowed_by(recognize_scheme(labels)))
     paths = zip(np.asarray(path), tagged, strict=True)
     written = ["".join(f"{labels[tag]} " for tag in one[there]) for one, there in paths]
     assert all(re.fullmatch(SCHEMES[labels], one) for one in written)

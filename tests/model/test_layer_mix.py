@@ -141,7 +141,7 @@ def test_a_fine_tuned_mix_is_saved_measured_and_exported(reviews, tmp_path, monk
         export.export(tmp_path / "run", tmp_path / "program", "stablehlo")
     program = jax.export.deserialize((tmp_path / "program" / "predictions.stablehlo").read_bytes())
     words = loaded.vocabulary
-    ids = np.array([[words.cls_id, *(words.id_of(word) for word in ("the", "cat", "sat")), words.sep_id]], np.int32)
+    ids = np.array([[words.cls_id, *(words.token_id(word) for word in ("the", "cat", "sat")), words.sep_id]], np.int32)
     inputs = {"input_ids": ids, "attention_mask": ids * 0 + 1, "segment_ids": ids * 0}
     parameters = safetensors.numpy.load_file(tmp_path / "program" / "parameters.safetensors")
     np.testing.assert_allclose(jax.jit(program.call)(parameters, inputs)["class_logits"][0], logits, atol=1e-4)

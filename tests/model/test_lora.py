@@ -64,7 +64,7 @@ def test_a_pattern_reaches_the_matrix_that_it_names_alone(family, matrix):
     params = random_params(model)
     plain, merged = lora.merge(model, params)
     changed = {path for path in merged if not np.array_equal(merged[path], params[path])}
-    assert changed == {lora.kernel_of(matrix)[0]}
+    assert changed == {lora.kernel_path(matrix)[0]}
     assert {path for path in params if lora.is_adapter(path)} == {f"{matrix}_lora/a", f"{matrix}_lora/b"}
     adapted = outputs(model, params)
     without = {path: value for path, value in params.items() if not lora.is_adapter(path)}
@@ -78,7 +78,7 @@ def test_every_matrix_of_a_model_has_an_adapter_or_is_named_as_one_without():
     for name in LAYERED:
         found = layers.flatten(bert.abstract_params(FAMILIES[name], heads))
         kernels = {path.rpartition("/")[0] for path in found if path.endswith(("/kernel", "/table"))}
-        within = {lora.kernel_of(matrix)[0].rpartition("/")[0] for matrix in MATRICES}
+        within = {lora.kernel_path(matrix)[0].rpartition("/")[0] for matrix in MATRICES}
         rest = {path for path in kernels - within if path not in WITHOUT}
         tables = {"mlm_head/output", "encoder/layers/attention/relative", "encoder/relative_bias"}
         assert within <= kernels and rest <= tables, (name, rest)

@@ -187,7 +187,7 @@ def test_a_word_is_shown_rather_than_the_inside_of_one(tmp_path: Path) -> None:
     batch = Batch(*[np.zeros((1, 3), np.int32)] * len(Batch._fields))._replace(
         input_ids=np.full((1, 3), words.mask_id),
         masked_positions=np.arange(3)[None],
-        masked_ids=np.array([[words.id_of(token) for token in tokens]]),
+        masked_ids=np.array([[words.token_id(token) for token in tokens]]),
         masked_weights=np.ones((1, 3), np.float32),
     )
     assert tokens[int(choose_masked_positions(batch, words)[0])] == "Ġa"
@@ -200,7 +200,7 @@ def test_unigram_baseline_is_a_count(shards_dir: Path) -> None:
     loader = DatasetLoader(dataset, tokenizer, seed=7)
     truths = np.concatenate([batch.masked_ids[batch.masked_weights > 0] for batch in loader.evaluation_batches(3)])
     assert baseline.predictions == len(truths)
-    assert baseline.accuracy == pytest.approx((truths == tokenizer.id_of(baseline.token)).mean())
+    assert baseline.accuracy == pytest.approx((truths == tokenizer.token_id(baseline.token)).mean())
     counts = np.load(shards_dir / "unigram_counts.npy").astype(float) + 1
     counts[list(tokenizer.special_ids)] = 0
     assert baseline.loss == pytest.approx(-np.log(counts[truths] / counts.sum()).mean())

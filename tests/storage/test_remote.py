@@ -20,7 +20,7 @@ from streamed_outputs import check_streaming
 
 from bert_jax.errors import RunAgain, Stopped, UserError
 from bert_jax.storage import remote
-from bert_jax.storage.remote import Folder, address_of, failure
+from bert_jax.storage.remote import Folder, as_address, failure
 from data_prep.readers.corpus import Corpus, Reading, find_sources
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from moto and TFDS
@@ -209,8 +209,8 @@ def test_a_command_may_succeed_again_only_after_some_failures_of_a_store(tmp_pat
 
 def test_an_address_is_shown_as_it_was_typed():
     for path in (Path("gs://bucket/a/b"), Path("gs://bucket/a/b").absolute()):
-        assert address_of(path) == "gs://bucket/a/b"
-    assert address_of(Path("/mnt/a")) == "/mnt/a"
+        assert as_address(path) == "gs://bucket/a/b"
+    assert as_address(Path("/mnt/a")) == "/mnt/a"
 
 
 def example(text: bytes) -> bytes:

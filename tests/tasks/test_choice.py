@@ -131,7 +131,7 @@ def test_scores_and_loss_are_those_of_berts_published_head(tmp_path):
     def run(params: dict, batch: TaskBatch) -> tuple:
         model = bind(loaded.model, loaded.heads, params, Runtime())
         outputs = objective.outputs(model, batch, None)
-        return outputs, total_loss(objective.terms_of(model, outputs, batch), objective.counts(batch))
+        return outputs, total_loss(objective.loss_terms(model, outputs, batch), objective.counts(batch))
 
     scores, loss = run(layers.unflatten(dict(loaded.params)), batch)
     assert_close(scores, golden.output("logits"), "logits")

@@ -437,7 +437,7 @@ def test_thresholds_are_calibrated_on_dev_and_used_afterwards(tmp_path):
     rows = in_training.encode(registry.read(in_training.task, data))
     before = in_training.task.measure(rows, in_training.answers(rows))
     assert list(before) == ["macro_f1", "micro_f1", *(f"threshold/{label}" for label in LABELS)]
-    task = registry.task_of(model).calibrated(before)
+    task = registry.restore_task(model).calibrated(before)
     assert task.thresholds == tuple(before[f"threshold/{label}"] for label in LABELS)
     assert task.calibrated({}) == task and MultiLabelTask("own", LABELS).calibrated({}).thresholds == (0.5,) * 3
     kept = dataclasses.replace(model, task=json.loads(json.dumps(registry.to_json(task))))
@@ -486,7 +486,7 @@ def test_the_hugging_face_layout_says_that_labels_are_independent(tmp_path):
     config.write_text(json.dumps({name: value for name, value in values.items() if name != huggingface.TASK_FIELD}))
     published = huggingface.read(tmp_path / "hf")
     assert published.task["kind"] == "multilabel" and published.task["labels"] == list(LABELS)
-    assert registry.task_of(published).threshold == 0.5  # never calibrated on the file that is measured
+    assert registry.restore_task(published).threshold == 0.5  # never calibrated on the file that is measured
 
 
 def test_labels_are_sorted_or_in_the_order_of_columns_and_keep_their_names(tmp_path):

@@ -423,7 +423,7 @@ def test_training_continues_with_the_settings_of_a_folder(tmp_path, start):
     said = "task.pooling='cls', task.prompt='x', task.query_prompt='query: ', task.truncate_dim=5, task.normalize=False"
     assert f"as in {config.init_from}: {said}" in lines
     swept = dataclasses.replace(config, sweep={"task.normalize": (True, False), "task.query_prompt": ("none", "a: ")})
-    found = [prepare(one.config, tmp_path / "run")[1].task for one in finetuning.settings_of(swept)]
+    found = [prepare(one.config, tmp_path / "run")[1].task for one in finetuning.sweep_settings(swept)]
     assert [one.normalize for one in found] == [True, True, False, False]
     assert [one.query_prompt for one in found] == ["", "a: ", "", "a: "]
 

@@ -79,7 +79,7 @@ def test_tagging_learns_and_the_workdir_is_a_checkpoint_of_its_task(start, treeb
     assert evaluated[0] == 20 and evaluated[-1] == latest_step(workdir)
 
     loaded = open_checkpoint(workdir)
-    assert loaded.heads == Heads(tags=17) and registry.task_of(loaded).labels[0] == "ADJ"
+    assert loaded.heads == Heads(tags=17) and registry.restore_task(loaded).labels[0] == "ADJ"
     assert measurement.evaluate(loaded, treebank["dev"]).metrics["accuracy"] == pytest.approx(accuracy["mean"])
     assert finetune(config, workdir) == result  # nothing is left to do, and nothing changes
 
@@ -442,15 +442,15 @@ def test_the_threshold_of_no_answer_is_chosen_on_dev_and_stored_in_the_checkpoin
     assert result["counts"]["dev"]["unanswerable"] == 4 and result["counts"]["dev"]["answers_not_found"] == 0
     threshold = result["metrics"]["best_f1_thresh"]["values"][0]
     loaded = open_checkpoint(tmp_path / "run")
-    assert registry.task_of(loaded).null_threshold == threshold and loaded.heads == Heads(question=True)
+    assert registry.restore_task(loaded).null_threshold == threshold and loaded.heads == Heads(question=True)
     found = measurement.evaluate(loaded, questions["dev"], TrainConfig(batch_size=8))
     for name, metric in result["metrics"].items():
         assert found.metrics[name] == pytest.approx(metric["values"][0], abs=1e-6), name
     assert finetune(config, tmp_path / "run") == result  # measured again, not trained
-    assert registry.task_of(open_checkpoint(tmp_path / "run")).null_threshold == threshold
+    assert registry.restore_task(open_checkpoint(tmp_path / "run")).null_threshold == threshold
     given = dataclasses.replace(config, task=dataclasses.replace(config.task, null_threshold=0.0))
     assert finetune(given, tmp_path / "run")["metrics"]["NoAns_exact"]["values"] == [1.0]  # nothing is ever answered
-    assert registry.task_of(open_checkpoint(tmp_path / "run")).null_threshold == 0.0
+    assert registry.restore_task(open_checkpoint(tmp_path / "run")).null_threshold == 0.0
     chosen = dataclasses.replace(given, steps=3, checkpoint=CheckpointConfig(best="eval_f1"))
     with pytest.raises(UserError, match=r"belongs to another run: task.null_threshold: none -> 0.0\. "):
         finetune(chosen, tmp_path / "run")  # its f1 was measured at another one

@@ -167,16 +167,16 @@ def test_normal_forms_of_unicode_are_the_same_name(label, form):
 def test_a_head_is_kept_for_the_same_labels_in_another_order(tmp_path):
     model = model_of(tmp_path, NLI)
     task = registry.resolve(AutoTaskConfig(name="mnli", train=str(tmp_path / "a.tsv"), max_length=16))[0]
-    kept = runs.with_labels_of(model, task)
+    kept = runs.with_task_labels(model, task)
     assert kept.task["labels"] == ["entailment", "neutral", "contradiction"]
     before, after = predict(model, TEXTS), predict(kept, TEXTS)
     assert [one["label"].lower() for one in before] == [one["label"] for one in after]
     assert [one["score"] for one in before] == pytest.approx([one["score"] for one in after])
     other = dataclasses.replace(task, labels=("entailment", "not_entailment"))
-    assert runs.with_labels_of(model, other) is model
+    assert runs.with_task_labels(model, other) is model
 
     tagger = model_of(tmp_path, ("O", "B-X", "I-X"), "tagging", tags=3, crf=True)
-    turned = runs.with_labels_of(tagger, registry.KINDS["tagging"]("own", ("i-x", "O", "b-x"), crf=True))
+    turned = runs.with_task_labels(tagger, registry.KINDS["tagging"]("own", ("i-x", "O", "b-x"), crf=True))
     for path, axes in (("tagger/dense/kernel", 1), ("crf/start", 1), ("crf/end", 1), ("crf/transitions", 2)):
         wanted = tagger.params[path][..., [2, 0, 1]]
         np.testing.assert_array_equal(turned.params[path], wanted[[2, 0, 1]] if axes == 2 else wanted)

@@ -34,7 +34,7 @@ from bert_jax.tasks.kinds.question import (
     squad1_metrics,
     squad2_metrics,
 )
-from bert_jax.tasks.kinds.question_data import Answer, AnswerSpan, Question, QuestionRows, windows_of
+from bert_jax.tasks.kinds.question_data import Answer, AnswerSpan, Question, QuestionRows, cut_windows
 from bert_jax.tasks.prediction import predict
 from bert_jax.tasks.rows import Split
 from bert_jax.tokenization import tokenizer as tokenizer_lib
@@ -74,7 +74,7 @@ def best_windows(pieces: int, room: int, stride: int) -> list[tuple[int, int, li
 @settings(max_examples=30)
 def test_windows_and_their_best_pieces_are_those_of_a_plain_loop(pieces, room, stride):
     expected = best_windows(pieces, room, stride)
-    found = windows_of(pieces, room, stride).tolist()
+    found = cut_windows(pieces, room, stride).tolist()
     assert [(first, end, list(range(begin, stop))) for first, end, begin, stop in found] == expected
 
 

@@ -20,7 +20,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage.location import location
 from bert_jax.tasks import registry
 from bert_jax.tasks.kinds.question import QuestionTask
-from bert_jax.tasks.kinds.question_data import Answer, Question, QuestionRows, locate, windows_of
+from bert_jax.tasks.kinds.question_data import Answer, Question, QuestionRows, cut_windows, locate
 from bert_jax.tasks.reading.inputs import InputRecord
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import Split
@@ -329,7 +329,7 @@ def test_windows_are_those_of_all_pieces_and_windows_at_once():
         inside = (firsts[:, None] <= place) & (place < ends[:, None])
         sides = np.minimum(place - firsts[:, None], ends[:, None] - 1 - place) + 0.01 * (ends - firsts)[:, None]
         best = np.where(inside, sides, -np.inf).argmax(axis=0)
-        windows = windows_of(pieces, room, stride)
+        windows = cut_windows(pieces, room, stride)
         np.testing.assert_array_equal(windows[:, :2], np.stack([firsts, ends], axis=1))
         for number, (_, _, begin, end) in enumerate(windows):
             assert np.flatnonzero(best == number).tolist() == list(range(begin, end))
@@ -337,7 +337,7 @@ def test_windows_are_those_of_all_pieces_and_windows_at_once():
 
 def test_memory_of_windows_grows_with_the_context():
     tracemalloc.start()
-    windows_of(1_000_003, 300, 128)
+    cut_windows(1_000_003, 300, 128)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 64e6

@@ -316,7 +316,7 @@ def test_parquet_files_of_two_data_sets_are_ambiguous(tmp_path):
     for digits in ("-0123456789abcdef", "-fedcba9876543210"):
         write_parquet(tmp_path / f"dev-00001-of-00002{digits}.parquet", SEVEN)
     with pytest.raises(UserError, match=r"dev-00001-of-00002-0123456789abcdef.* and dev-.* belong to different data"):
-        tables.files_of(tmp_path / "dev-00000-of-00002-0123456789abcdef.parquet")
+        tables.data_set_files(tmp_path / "dev-00000-of-00002-0123456789abcdef.parquet")
 
 
 def test_a_split_that_is_part_of_another_one_is_refused(tmp_path):
@@ -402,7 +402,7 @@ def test_a_clone_of_a_hugging_face_data_set_is_found_by_its_own_names(tmp_path):
     pairs = ("train", "validation_matched", "validation_mismatched", "test_matched", "../ax/test")
     wanted = [(pair, None if "test" in pair else "contradiction") for pair in pairs]
     assert [(items[0].text_pair, items[0].label) for items in splits] == wanted
-    assert named.TASKS["mnli"].split_of(files["ax"]) == "ax"
+    assert named.TASKS["mnli"].match_split(files["ax"]) == "ax"
 
 
 # What Hugging Face's `datasets` writes of a data set with named classes, in each of its forms.

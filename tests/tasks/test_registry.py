@@ -147,8 +147,8 @@ def test_the_labelled_diagnostic_set_is_taken_before_the_bare_one_and_has_its_ow
     task, files = registry.resolve(AutoTaskConfig(name="mnli", data_dir=str(mnli)))
     found = registry.read(task, files["ax"], label_required=False)
     assert found.items[0][:3] == ("The cat sat.", "The cat did not sit.", "contradiction")
-    assert registry.metrics_of(task, "ax").metrics == ("matthews_correlation",)
-    assert registry.metrics_of(task, "dev_mismatched") == task
+    assert registry.with_split_metrics(task, "ax").metrics == ("matthews_correlation",)
+    assert registry.with_split_metrics(task, "dev_mismatched") == task
 
 
 def test_a_named_task_takes_named_files_alone_where_no_folder_is_given(tmp_path, monkeypatch):

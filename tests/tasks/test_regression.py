@@ -74,7 +74,7 @@ def test_the_loss_is_the_mean_square_over_words_with_a_number(rows):
     def run(params: dict, batch: object) -> tuple:
         bound = bind(model, objective.heads, params, Runtime())
         outputs = objective.outputs(bound, batch, None)
-        return outputs, objective.terms_of(bound, outputs, batch)["task"].loss, objective.counts(batch)["task"]
+        return outputs, objective.loss_terms(bound, outputs, batch)["task"].loss, objective.counts(batch)["task"]
 
     outputs, loss, count = run(params, jax.tree.map(jnp.asarray, rows.batch(np.array([0, 1, -1]), 8)))
     guesses = np.asarray(outputs)[[0, 0, 1], [1, 6, 1]]
@@ -166,7 +166,7 @@ def test_a_scaled_head_predicts_in_the_units_of_the_files_and_so_does_its_export
     exported = open_checkpoint(tmp_path / "hf")
     assert exported.task["target_std"] == 1.0
     np.testing.assert_allclose(numbers(exported), wanted, rtol=1e-5)
-    run = runs.with_labels_of(exported, registry.KINDS[kind]("own", target_mean=1e5, target_std=3e5))
+    run = runs.with_task_labels(exported, registry.KINDS[kind]("own", target_mean=1e5, target_std=3e5))
     assert run.task["target_mean"] == 1e5
     np.testing.assert_allclose(numbers(run), wanted, rtol=1e-5)
 

@@ -365,7 +365,7 @@ def computed(name: str, params: dict, batch: TaskBatch) -> tuple:
     objective = VARIANTS[name].objective()
     model = bind(MODEL, objective.heads, params, Runtime())
     outputs = objective.outputs(model, batch, None)
-    terms, counts = objective.terms_of(model, outputs, batch), objective.counts(batch)
+    terms, counts = objective.loss_terms(model, outputs, batch), objective.counts(batch)
     answers = objective.answers(model, outputs, batch)
     return terms, counts, means(terms, counts), outputs._replace(vectors=None), answers
 

@@ -33,7 +33,7 @@ from bert_jax.tasks.metrics import (
     REGRESSION_METRICS,
     TAGGING_METRICS,
     compute_metrics,
-    ranks_of,
+    right_ranks,
 )
 from bert_jax.tasks.retrieval import Nearest, rank_metrics
 from bert_jax.tasks.rows import TokenRows
@@ -401,17 +401,17 @@ def test_ranks_count_the_candidates_with_a_higher_score_and_half_of_those_with_t
     monkeypatch.setattr(metrics, "QUERIES_AT_ONCE", 2)
     queries = np.eye(3, dtype=np.float32)
     candidates = np.array([[1, 0, 3], [2, 0, 2], [2, 5, 1]], np.float32)
-    assert ranks_of(queries, candidates, [[1], [2], [2]]).tolist() == [1.5, 1, 3]
-    collapsed = ranks_of(np.ones((3, 2), np.float32), np.ones((9, 2), np.float32), [[0], [1], [2]])
+    assert right_ranks(queries, candidates, [[1], [2], [2]]).tolist() == [1.5, 1, 3]
+    collapsed = right_ranks(np.ones((3, 2), np.float32), np.ones((9, 2), np.float32), [[0], [1], [2]])
     assert collapsed.tolist() == [5, 5, 5]
     # Of several right candidates the best one counts, and the others are no rivals: [2, 3, 1], [0, 0, 5], [3, 2, 1].
-    assert ranks_of(queries, candidates, [[1, 2], [2], [1, 2]]).tolist() == [1, 1, 2]
+    assert right_ranks(queries, candidates, [[1, 2], [2], [1, 2]]).tolist() == [1, 1, 2]
 
 
 def test_a_score_that_is_not_a_number_counts_against_its_query():
     queries, candidates = np.ones((2, 1), np.float32), np.array([[1], [np.nan], [0]], np.float32)
-    assert ranks_of(queries, candidates, [[0], [0]]).tolist() == [2, 2]
-    assert min(ranks_of(queries, candidates, [[1], [1]])) >= 3
+    assert right_ranks(queries, candidates, [[0], [0]]).tolist() == [2, 2]
+    assert min(right_ranks(queries, candidates, [[1], [1]])) >= 3
 
 
 def test_metrics_of_a_known_ranking():

@@ -53,21 +53,21 @@ TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb"
 )
 def test_one_number_is_the_count_of_seeds_and_a_tuple_has_the_seeds(given, seed, found):
     config = FinetuneConfig(seeds=given, seed=seed)
-    assert tuple(trial.seed for trial in trials.trials_of(config)) == found
+    assert tuple(trial.seed for trial in trials.list_trials(config)) == found
 
 
 def test_flags_set_the_seeds():
     recipe = str(ROOT / "configs" / "glue.py:task=rte")
     for flag, seeds in (("5", (0, 1, 2, 3, 4)), ("0,1,2", (0, 1, 2)), ("(3,4)", (3, 4))):
         config = config_lib.from_flags(FinetuneConfig, recipe, [f"--config.seeds={flag}"])
-        assert tuple(trial.seed for trial in trials.trials_of(config)) == seeds
+        assert tuple(trial.seed for trial in trials.list_trials(config)) == seeds
 
 
 def test_config_json_of_a_trial_is_that_of_the_same_run_alone():
     config = FinetuneConfig(seeds=2)
-    assert trials.trials_of(config) == [Trial(0, "seed-0"), Trial(1, "seed-1")]
-    one = trials.settings(config, trials.trials_of(config)[1], named.TASKS["rte"].task, 96, measured=True)
-    assert trials.trials_of(one) == [Trial(1)]
+    assert trials.list_trials(config) == [Trial(0, "seed-0"), Trial(1, "seed-1")]
+    one = trials.settings(config, trials.list_trials(config)[1], named.TASKS["rte"].task, 96, measured=True)
+    assert trials.list_trials(one) == [Trial(1)]
 
 
 def test_the_best_run_has_the_best_value():
@@ -204,7 +204,7 @@ def test_early_stopping_keeps_the_best_step_of_each_run(config, reviews, tmp_pat
     result = finetune(config, both)
     assert finetune(config, both) == result
     stopped = set()
-    for setting in finetuning.settings_of(config):
+    for setting in finetuning.sweep_settings(config):
         folder = both / setting.folder
         measured = {line["step"]: line["eval_accuracy"] for line in log(folder) if "eval_accuracy" in line}
         steps = sorted(measured)
@@ -222,7 +222,7 @@ def test_a_flag_gives_every_combination_of_typed_values():
     recipe = str(ROOT / "configs" / "glue.py:task=rte")
     flag = "--config.sweep={optimizer.learning_rate: (1e-5, 3e-5), batch_size: (16, 32), task.layer_mix: true}"
     config = config_lib.from_flags(FinetuneConfig, recipe, [flag])
-    found = finetuning.settings_of(config)
+    found = finetuning.sweep_settings(config)
     wanted = [(1e-5, 16), (1e-5, 32), (3e-5, 16), (3e-5, 32)]
     assert [(one.config.optimizer.learning_rate, one.config.batch_size) for one in found] == wanted
     assert all(one.config.task.layer_mix is True and one.config.sweep == {} for one in found)
@@ -249,12 +249,12 @@ def test_a_flag_gives_every_combination_of_typed_values():
 )
 def test_what_is_no_sweep_is_refused(given, said):
     with pytest.raises(UserError, match=said):
-        finetuning.settings_of(FinetuneConfig(sweep=given))
+        finetuning.sweep_settings(FinetuneConfig(sweep=given))
 
 
 def test_values_may_be_of_any_type():
     sweep = {"init_layers": ((0, 2, 4), (1, 3)), "optimizer.rates": ({"encoder": 0.5, "head": 2}, {})}
-    found = finetuning.settings_of(FinetuneConfig(init_from="base", sweep=sweep))
+    found = finetuning.sweep_settings(FinetuneConfig(init_from="base", sweep=sweep))
     assert [one.config.init_layers for one in found] == [(0, 2, 4), (0, 2, 4), (1, 3), (1, 3)]
     assert [one.config.optimizer.rates for one in found[:2]] == [{"encoder": 0.5, "head": 2.0}, {}]
     assert found[0].folder == "sweep-init_layers=_0_2_4_,optimizer.rates=__encoder__0.5__head__2_"
@@ -265,7 +265,7 @@ def test_values_may_be_of_any_type():
 )
 def test_a_sweep_may_set_what_other_keys_of_adapters_need(base, given):
     config = FinetuneConfig(init_from="" if "rank" in base else "start", lora=LoraConfig(**base), sweep=given)
-    assert len(finetuning.settings_of(config)) == 2
+    assert len(finetuning.sweep_settings(config)) == 2
     with pytest.raises(UserError, match=r"lora\.rank is 0|init_from is not set"):
         dataclasses.replace(config, sweep={})
 
@@ -280,7 +280,7 @@ def test_a_sweep_may_set_what_other_keys_of_adapters_need(base, given):
 )
 def test_a_sweep_may_set_the_weight_that_other_keys_of_distillation_need(base, given):
     config = FinetuneConfig(distill=DistillConfig(teacher="T", **base), sweep=given)
-    found = finetuning.settings_of(config)
+    found = finetuning.sweep_settings(config)
     assert len(found) == 2
     for setting in found:
         setting.config.distill.check_unused()
@@ -389,7 +389,7 @@ def test_the_best_setting_has_the_best_mean_of_the_selecting_metric(tmp_path, mo
         found = {"task": "own", "seeds": [0, 1], "metrics": metrics, "steps": [1, 1], "counts": {}}
         return found, "f1", "SIGTERM" if config.batch_size == stops_after else ""
 
-    settings = finetuning.settings_of(FinetuneConfig(sweep={"batch_size": (16, 32, 64)}))
+    settings = finetuning.sweep_settings(FinetuneConfig(sweep={"batch_size": (16, 32, 64)}))
     found = finetuning.run_sweep(settings, tmp_path, one)
     assert kept == ["sweep-batch_size=32"] and found == json.loads((tmp_path / "result.json").read_text())
     best = {"run": "sweep-batch_size=32", "values": {"batch_size": 32}, "metric": "f1", "value": pytest.approx(0.8)}

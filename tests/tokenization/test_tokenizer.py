@@ -150,7 +150,7 @@ def test_texts_are_encoded_one_by_one_or_together_alike(trained, lines):
 
 def test_special_tokens_have_the_ids_of_the_vocabulary(trained):
     assert [trained.pad_id, trained.unk_id, trained.cls_id, trained.sep_id, trained.mask_id] == [0, 1, 2, 3, 4]
-    assert trained.id_of("no such token") is None
+    assert trained.token_id("no such token") is None
 
 
 def test_ids_over_65536_are_wider():
@@ -284,7 +284,7 @@ def test_byte_order_mark_before_a_vocabulary_is_no_part_of_it(tmp_path):
     for name, encoding in (("plain.txt", "utf-8"), ("marked.txt", "utf-8-sig")):
         (tmp_path / name).write_text("\n".join([*SPECIAL, "the", "\ufeff"]) + "\n", encoding=encoding)
     plain, marked = (tokenizer.load(tmp_path / name) for name in ("plain.txt", "marked.txt"))
-    assert plain.content_hash == marked.content_hash and plain.id_of("\ufeff") == 6
+    assert plain.content_hash == marked.content_hash and plain.token_id("\ufeff") == 6
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_byte_order_mark_before_a_vocabulary_is_no_part_of_it(tmp_path):
 def test_lines_are_read_as_the_library_reads_them(tmp_path, capsys, lines, ids, told):
     (tmp_path / "vocab.txt").write_bytes("\n".join([*SPECIAL, *lines, ""]).encode())
     ours = tokenizer.load(tmp_path / "vocab.txt")
-    assert {token: ours.id_of(token) for token in ids} == ids and ours.mask_id == ids.get("[MASK]", 4)
+    assert {token: ours.token_id(token) for token in ids} == ids and ours.mask_id == ids.get("[MASK]", 4)
     library = models.WordPiece.read_file(str(tmp_path / "vocab.txt"))
     assert {token: index for token, index in library.items() if token.strip("#")}.items() >= {
         token: index for token, index in ids.items() if token.strip("#\u2028")

@@ -116,10 +116,12 @@ def test_one_tokenizer_however_loaded_and_saved(made, tmp_path, kind):
 def test_facts_of_the_vocabulary(made, kind):
     ours = made(kind).ours
     tokens = ours.tokens(range(ours.vocab_size))
-    assert len(set(tokens)) == ours.vocab_size and [ours.id_of(token) for token in tokens] == [*range(ours.vocab_size)]
+    assert len(set(tokens)) == ours.vocab_size and [ours.token_id(token) for token in tokens] == [
+        *range(ours.vocab_size)
+    ]
     assert tokens[ours.mask_id] == ours.roles.mask_token and ours.mask_id in ours.special_ids
     if kind == "word_bpe":  # its pieces show where words end
-        assert not ours.continuation.any() and ours.surfaces([ours.id_of("the</w>")]) == ["the"]
+        assert not ours.continuation.any() and ours.surfaces([ours.token_id("the</w>")]) == ["the"]
         return
     assert not ours.continuation[list(ours.special_ids)].any() and 0 < ours.continuation.sum() < ours.vocab_size
     starts = {"wordpiece": lambda token: not token.startswith("##"), "bpe": lambda token: token[0] in "ĠĉĊċČč"}
@@ -725,9 +727,9 @@ def test_special_tokens_in_the_texts_of_tasks_are_these_tokens(made, kind, tmp_p
     assert tasks.encode_offsets_many(SPECIAL_TEXTS)[0].tolist() == ids.tolist()
     for text in ("a [SEP]b", "a </s>b"):
         token = text[2:-1]
-        if ours.id_of(token) in ours.special_ids:
+        if ours.token_id(token) in ours.special_ids:
             ids, places = tasks.encode_offsets(text)
-            first, last = places[ids.tolist().index(ours.id_of(token))]
+            first, last = places[ids.tolist().index(ours.token_id(token))]
             assert text[first:last] == token and last == len(text) - 1
             assert ours.encode(text).tolist() != tasks.encode(text).tolist()
     assert pickle.loads(pickle.dumps(tasks)).encode_many(SPECIAL_TEXTS)[0].tolist() == [

@@ -68,7 +68,7 @@ def breaks_iobes(last: str, tag: str) -> bool:
     return inside != (tag[0] in "IE") or (inside and last[2:] != tag[2:])
 
 
-def scheme_of(labels: Sequence[str]) -> Scheme | None:
+def recognize_scheme(labels: Sequence[str]) -> Scheme | None:
     """Recognizes a tag scheme, given the tags by id: IOBES if a tag marks an end, IOB1 if an I-X has no B-X, else IOB2.
 
     None if they do not mark entities.

@@ -302,7 +302,7 @@ class ChoiceObjective(SoftClassObjective):
         scores = choice_logits(model, vectors, dropout_key)[:, 0]
         return jnp.where(present, scores.reshape(present.shape), IMPOSSIBLE)
 
-    def terms_of(self, model: Bert, outputs: Float[Array, "B S"], batch: TaskBatch) -> Terms:
+    def loss_terms(self, model: Bert, outputs: Float[Array, "B S"], batch: TaskBatch) -> Terms:
         labels = batch.labels
         loss, correct = choice_sums(outputs, labels.present, labels.right, batch.label_weights, self.smoothing)
         return {"task": Term(loss, {"accuracy": correct})}
@@ -315,7 +315,7 @@ class ChoiceRows(SideBySideRows[MultipleChoice]):
     labels: Int32[np.ndarray, "R"]  # index of the correct choice
     label_weights: Float32[np.ndarray, "R"]
 
-    def targets_of(
+    def select_targets(
         self, rows: Int64[np.ndarray, "B"], present: Bool[np.ndarray, "B S"]
     ) -> tuple[ChoiceLabels, Float32[np.ndarray, "B"]]:
         return ChoiceLabels(self.labels[rows], present), self.label_weights[rows]

@@ -229,7 +229,7 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
             # The file may name classes that none of its lines has.
             named = labels <= set(train.class_names)
             task = replace(task, labels=train.class_names if named else tuple(sorted(labels, key=_label_order)))
-        weights = task.weights_of(train, (example.label or "" for example in train.items))
+        weights = task.compute_class_weights(train, (example.label or "" for example in train.items))
         return replace(task, class_weight_values=weights).with_metrics()
 
     def default_metrics(self) -> tuple[str, ...]:
@@ -337,7 +337,7 @@ class ClassObjective(TextObjective, SoftClassObjective):
 
     costs: ClassCosts = PLAIN
 
-    def terms_of(self, model: Bert, outputs: Float[Array, "B C"], batch: TaskBatch) -> Terms:
+    def loss_terms(self, model: Bert, outputs: Float[Array, "B C"], batch: TaskBatch) -> Terms:
         loss, correct = losses.classification_sums(outputs, batch.labels, batch.label_weights, self.costs)
         return {"task": Term(loss, {"accuracy": correct})}
 
@@ -486,7 +486,7 @@ class MultiLabelObjective(TextObjective):
     `accuracy` counts decisions at a probability of 1/2.
     """
 
-    def terms_of(self, model: Bert, outputs: Float[Array, "B C"], batch: TaskBatch) -> Terms:
+    def loss_terms(self, model: Bert, outputs: Float[Array, "B C"], batch: TaskBatch) -> Terms:
         loss, correct = losses.binary_sums(outputs, batch.labels, self._weights(batch))
         return {"task": Term(loss, {"accuracy": correct})}
 

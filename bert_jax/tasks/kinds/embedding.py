@@ -26,7 +26,7 @@ from bert_jax.model.heads.structured import IMPOSSIBLE
 from bert_jax.model.outputs import encode_for_task
 from bert_jax.model.runtime import Placement
 from bert_jax.tasks.labels import parse_number
-from bert_jax.tasks.metrics import LARGEST, REGRESSION_METRICS, compute_metrics, ranks_of, select_metrics
+from bert_jax.tasks.metrics import LARGEST, REGRESSION_METRICS, compute_metrics, right_ranks, select_metrics
 from bert_jax.tasks.reading.inputs import InputRecord, record_texts
 from bert_jax.tasks.reading.labelled import is_missing, read_labelled, read_text
 from bert_jax.tasks.reading.tables import Column, Columns, is_stored
@@ -155,7 +155,7 @@ class EmbeddingRows(SideBySideRows[TextGroup]):
     scores: Float32[np.ndarray, "R"]
     label_weights: Float32[np.ndarray, "R"]
 
-    def targets_of(
+    def select_targets(
         self, rows: Int64[np.ndarray, "B"], present: Bool[np.ndarray, "B S"]
     ) -> tuple[GroupLabels, Float32[np.ndarray, "B"]]:
         labels = GroupLabels(self.scores[rows], present, rows.astype(np.int32), self.texts[rows])
@@ -205,7 +205,7 @@ class EmbeddingObjective(TaskObjective):
         vectors = pool_rows(self.pooling, encode_for_task(model, texts, dropout_key), texts.sequence_ids)
         return vectors.reshape(*batch.labels.present.shape, -1)
 
-    def terms_of(self, model: Bert, outputs: Float[Array, "B S D"], batch: TaskBatch) -> Terms:
+    def loss_terms(self, model: Bert, outputs: Float[Array, "B S D"], batch: TaskBatch) -> Terms:
         labels, placement = batch.labels, model.runtime.placement
         whole = TextVectors(outputs, labels.present, batch.label_weights, labels.numbers, labels.texts)
         parts = truncations(whole, self.dimensions)
@@ -421,7 +421,7 @@ class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
             positives.setdefault(numbers[0], set()).add(numbers[1])
         places = {number: place for place, number in enumerate(candidates)}
         right = [[places[number] for number in known] for known in positives.values()]
-        ranks = ranks_of(np.stack(list(queries.values())), np.stack(list(candidates.values())), right)
+        ranks = right_ranks(np.stack(list(queries.values())), np.stack(list(candidates.values())), right)
         values = {"mrr": float((1 / ranks).mean()), "accuracy": float((ranks == 1).mean())}
         return select_metrics([name for name in self.metrics if name in RANKED] or RANKED, values)
 

@@ -380,7 +380,7 @@ class QuestionTask(QuestionOptions, Task[Question, QuestionRows]):
             return replace(self, null_threshold=threshold)
         return replace(self, unanswerable=True, null_threshold=threshold, metrics=SQUAD2_METRICS)
 
-    def for_questions_of(self, split: Split[Question]) -> "QuestionTask":
+    def for_split(self, split: Split[Question]) -> "QuestionTask":
         """The task with NULL_THRESHOLD if it always gives an answer, but the split has questions without one."""
         return self.with_null_threshold(NULL_THRESHOLD) if not self.unanswerable and _some_without(split) else self
 
@@ -432,7 +432,7 @@ class QuestionObjective(TaskObjective):
         """Logits for the answer's first and last position."""
         return answer_logits(model, model.encode(batch, dropout_key).last)
 
-    def terms_of(self, model: Bert, outputs: Float[Array, "B T 2"], batch: TaskBatch) -> Terms:
+    def loss_terms(self, model: Bert, outputs: Float[Array, "B T 2"], batch: TaskBatch) -> Terms:
         places = batch.labels
         loss, correct = answer_sums(outputs, batch.sequence_ids > 0, places.first, places.last, batch.label_weights)
         return {"task": Term(loss, {"accuracy": correct})}

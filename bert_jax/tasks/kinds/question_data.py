@@ -352,7 +352,7 @@ def encode_questions(
         )
     # Rows are windows of all questions, in order.
     sizes = zip(np.diff(bounds)[contexts].tolist(), rooms.tolist(), strict=True)
-    windows_by_question = [windows_of(size, room, doc_stride) for size, room in sizes]
+    windows_by_question = [cut_windows(size, room, doc_stride) for size, room in sizes]
     counts = list(map(len, windows_by_question))
     questions, windows = np.repeat(np.arange(len(contexts)), counts), np.concatenate(windows_by_question)
     first_pieces = bounds[contexts][questions] + windows[:, 0]
@@ -391,7 +391,7 @@ PIECES_AT_ONCE = 4096
 
 
 @functools.lru_cache(maxsize=4096)
-def windows_of(pieces: int, room: int, stride: int) -> Int32[np.ndarray, "W 4"]:
+def cut_windows(pieces: int, room: int, stride: int) -> Int32[np.ndarray, "W 4"]:
     """The windows of a context: first piece, end, and the range of the pieces whose best window it is.
 
     A window has `room` pieces, the last one at most as many, and begins min(room, stride) pieces after the one before

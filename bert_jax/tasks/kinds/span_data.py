@@ -333,7 +333,7 @@ class SpanObjective(TaskObjective):
             relations = relation_logits(model, paired, dropout_key)
         return SpanOutputs(vectors, logits, relations)
 
-    def terms_of(self, model: Bert, outputs: SpanOutputs, batch: TaskBatch) -> Terms:
+    def loss_terms(self, model: Bert, outputs: SpanOutputs, batch: TaskBatch) -> Terms:
         labels, weights = batch.labels, batch.label_weights
         terms: Terms = {}
         if not self.given:

@@ -91,7 +91,7 @@ def _in_pieces(item: Any, tokenizer: Tokenizer) -> Any:
 class WordTask(RawWords, Task[Sentence, Rows]):
     """A task with a label for every word."""
 
-    def reader_of(self, path: Path) -> SentenceReader:
+    def choose_reader(self, path: Path) -> SentenceReader:
         """The reader for a file, by its name: for CoNLL-U, CoNLL columns, CSV, or stored lists (tables.is_stored)."""
         if is_stored(path):
             return functools.partial(read_word_lists, labels=self.numbered_labels)
@@ -298,7 +298,7 @@ class TagObjective(SoftClassObjective):
         """Tag logits by position."""
         return tag_logits(model, encode_for_task(model, batch, dropout_key), dropout_key)
 
-    def terms_of(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> Terms:
+    def loss_terms(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> Terms:
         tags, weights = batch.labels.tags, batch.label_weights
         if self.crf:
             allowed = structured.allowed_by(self.scheme, batch.labels.whole)
@@ -387,7 +387,9 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         file whose tags are all empty or _ is read as unlabelled. Raises UserError, with the line, for a word without a
         tag where tags are required.
         """
-        split = with_entity_tags(self.reader_of(path)(path, columns, label_required), {*self.labels, *self.label_map})
+        split = with_entity_tags(
+            self.choose_reader(path)(path, columns, label_required), {*self.labels, *self.label_map}
+        )
         split = with_usual_letters(split)
         if not label_required:
             known = first_line(split, lambda tag: tag not in ("", "_", IGNORED)) is not None
@@ -422,7 +424,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
                 "none; use accuracy"
             )
         if task.class_weights:  # counted by words, however many pieces of each are trained
-            weights = task.weights_of(train, (task.labels[number] for number in task.label_ids(train)))
+            weights = task.compute_class_weights(train, (task.labels[number] for number in task.label_ids(train)))
             task = replace(task, class_weight_values=weights)
         return super(TaggingTask, task).complete(train)
 
@@ -468,7 +470,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         return Description(counts | ({"ignored_words": ignored} if ignored else {}), remarks)
 
     def objective(self) -> TaskObjective:
-        scheme = structured.scheme_of(self.labels) if self.crf else None
+        scheme = structured.recognize_scheme(self.labels) if self.crf else None
         return TagObjective(len(self.labels), self.decode, self.crf, self.costs, self.layer_mix, scheme)
 
     def measure(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> dict[str, float]:

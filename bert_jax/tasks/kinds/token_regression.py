@@ -39,7 +39,7 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
         """Reads CoNLL columns, lists in JSON lines or Parquet, or CoNLL-U if task.label names the column of numbers."""
         if not columns.label and tables.kind_of_file(path) == "conllu":
             raise UserError(f"task.label is not set; name the column of {path} that holds the numbers, such as MISC")
-        split = self.reader_of(path)(path, columns, label_required)
+        split = self.choose_reader(path)(path, columns, label_required)
         if split.labelled and not label_required and all(set(item.tags or ()) <= {*MISSING} for item in split.items):
             return replace(split, labelled=False)
         return split

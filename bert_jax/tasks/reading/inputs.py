@@ -19,9 +19,9 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.tasks.reading.tables import (
     Column,
+    data_set_files,
     delimited_records,
     ending,
-    files_of,
     is_unicode,
     json_form,
     json_lines,
@@ -268,7 +268,7 @@ def form_of_line(text: str) -> str:
         return "text"
 
 
-def inputs_of(lines: Iterable[Line], form: str) -> Iterator[Line]:
+def without_blank_json(lines: Iterable[Line], form: str) -> Iterator[Line]:
     """The lines that hold inputs: as in task files, JSON lines that are blank do not."""
     return (line for line in lines if form != "jsonl" or line[1].strip())
 
@@ -312,7 +312,7 @@ def _decoded(lines: list[bytes], before: int) -> list[Line]:
     return decoded
 
 
-def record_of(
+def to_record(
     source: Path, number: int, content: str | tuple[str, ...] | Mapping[str, Any], form: str, words: bool
 ) -> InputRecord:
     """A line, or an object of the caller, as an InputRecord.
@@ -380,7 +380,7 @@ def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str =
 
 def files_read(path: Path, form: str = "auto") -> list[Path]:
     """The files whose texts read_stream returns: path, or all files of the Parquet data set that it begins."""
-    return files_of(path) if _stream_form(path, form) == "parquet" else [path]
+    return data_set_files(path) if _stream_form(path, form) == "parquet" else [path]
 
 
 def read_texts(path: Path, form: str = "auto", text: str = "", text_pair: str = "") -> list[Texts]:

@@ -184,10 +184,10 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
 
     columns.label names one column: a list of labels in JSON lines, Parquet and prepared data, where a number is a class
     of the file, or else an index in `labels` unless these are numbers; in texts, labels separated by commas (or another
-    separator_of the file), or a list or set in brackets (['a', 'b']), as pandas writes it. Or it names several columns,
-    separated by commas: each is a label, and holds 1 or 0 (or true or false). A file without the columns, or whose
-    columns are all empty, null or -1, is unlabelled. Raises UserError, with file and line, for other values, and for a
-    missing label column that is required.
+    one, see recognize_separator), or a list or set in brackets (['a', 'b']), as pandas writes it. Or it names several
+    columns, separated by commas: each is a label, and holds 1 or 0 (or true or false). A file without the columns, or
+    whose columns are all empty, null or -1, is unlabelled. Raises UserError, with file and line, for other values, and
+    for a missing label column that is required.
     """
     names = [name.strip() for name in columns.label.split(",")]
     table, known = read_labelled(path, columns, (), label_required, label_names=names)
@@ -199,7 +199,9 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
         sets = [opened(record.values[LABEL]) for record in table.records]
         if [0, 1] in sets and [1, 0] in sets and all(item in ([0, 1], [1, 0]) for item in sets):
             raise _value_for_each_class(f"{path}: column {columns.label!r}", sets[0])
-    separator = separator_of([record.values[LABEL] for record in table.records], by_number) if len(names) == 1 else ","
+    separator = (
+        recognize_separator([record.values[LABEL] for record in table.records], by_number) if len(names) == 1 else ","
+    )
     items = []
     for line, (text, text_pair, *values) in table.records:
         place = f"{path} line {line}: column"
@@ -221,7 +223,7 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
     return Split(path, tuple(items), known, table.left_out, classes, () if separator == "," else (remark,))
 
 
-def separator_of(values: Sequence[Any], labels: Sequence[str]) -> str:
+def recognize_separator(values: Sequence[Any], labels: Sequence[str]) -> str:
     """What separates labels in a column of texts: a comma, or one of SEPARATORS if that is what the column shows.
 
     It shows it if no text that it separates has a comma or an empty part, and one of the parts also occurs elsewhere,

@@ -244,7 +244,7 @@ def is_unicode(text: str) -> bool:
 _FIRST = re.compile(r"(?P<name>.+)-00000-of-(?P<count>\d{5})(?P<digits>-[0-9a-f]{16})?\.parquet")
 
 
-def files_of(path: Path) -> list[Path]:
+def data_set_files(path: Path) -> list[Path]:
     """The files of the data set whose first file is `path`, in order, existing or not; otherwise `path` alone.
 
     Raises UserError if two files, which differ in their digits, have the same number.
@@ -276,7 +276,7 @@ def first_file(folder: Path, name: str) -> Path | None:
 def check_apart(files: Mapping[str, Path]) -> None:
     """Raises UserError if the file of one split also belongs to another split, which consists of several files."""
     for split, path in files.items():
-        others = {file.resolve() for file in files_of(path)[1:]}
+        others = {file.resolve() for file in data_set_files(path)[1:]}
         for other, file in files.items():
             if file.resolve() in others:
                 raise UserError(
@@ -456,8 +456,8 @@ def _read_json(path: Path, columns: Sequence[Column]) -> Table:
 
 
 def parquet_schemas(path: Path, columns: Sequence[Column]) -> dict[Path, pa.Schema]:
-    """The files of a data set (files_of) and their schemas. Raises UserError for a missing file or column."""
-    files = files_of(path)
+    """The files of a data set (data_set_files) and their schemas. Raises UserError for a missing file or column."""
+    files = data_set_files(path)
     for file in files:
         check_file(file)
     schemas = {}
@@ -580,7 +580,7 @@ def whole_rows(path: Path, header: bool = True) -> list[dict[str, Any]]:
     if str(path).startswith(TFDS):
         return []
     if name.endswith(".parquet"):
-        files = files_of(path)
+        files = data_set_files(path)
         names = [column for schema in parquet_schemas(path, ()).values() for column in schema.names]
         return [row for _, row in parquet_rows(files, {*names})]
     if name.endswith(JSON_LINES):
@@ -604,7 +604,7 @@ def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = Fal
 
     .jsonl, .ndjson  one object on each line
     .json            the same, or a list of objects
-    .parquet         the columns of the file, or of several (files_of)
+    .parquet         the columns of the file, or of several (data_set_files)
     .csv             quoted as in RFC 4180; separated by commas, or as field_separator recognizes
     tfds:            data prepared by TensorFlow Datasets, tfds:NAME[:SPLIT]
     any other        TSV, never quoted

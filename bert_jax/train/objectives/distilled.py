@@ -193,7 +193,7 @@ class DistilledMaskedLM(DistilledObjective):
             theirs = teacher.encode(batch).last
             if not self.predicts_all:
                 masked, theirs = (gather_positions(states, batch.masked_positions) for states in (hidden, theirs))
-        terms = self.base.terms_of(student, vectors, batch)
+        terms = self.base.loss_terms(student, vectors, batch)
         if SOFT not in self._weights:
             return terms, jnp.zeros(())
         logits, targets = self._logits(student, masked), self._logits(teacher, theirs)

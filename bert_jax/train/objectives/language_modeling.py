@@ -78,14 +78,14 @@ class MaskedLMObjective(Objective):
     def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
         # The last layer is computed only at positions that a head reads.
         vectors = model.encode_at(batch, jnp.concatenate(self.positions(batch), axis=1), dropout_key)
-        return self.terms_of(model, vectors, batch)
+        return self.loss_terms(model, vectors, batch)
 
     def positions(self, batch: Batch) -> list[Int[Array, "B _"]]:
         """Returns the positions read by the heads: masked ones, [CLS], and positions around spans."""
         around = [batch.span_left, batch.span_right] if self.span_boundary else []
         return [batch.masked_positions, batch.cls_positions, *around]
 
-    def terms_of(self, model: Bert, vectors: Float[Array, "B K D"], batch: Batch) -> Terms:
+    def loss_terms(self, model: Bert, vectors: Float[Array, "B K D"], batch: Batch) -> Terms:
         """Computes the terms from the last layer's vectors at `positions`, one group after another."""
         # The groups in the order of `positions`: M masked tokens, S starts, and twice M around spans.
         ends = np.cumsum([part.shape[1] for part in self.positions(batch)])[:-1]
