@@ -93,7 +93,6 @@ def test_the_inner_width_defaults_to_four_times_the_width(tmp_path):
         ({"activation_function": "silu"}, "activation_function is 'silu'"),
         ({"n_inner": "x"}, "n_inner is 'x'; expected an integer"),
         ({"n_embd": None}, "n_embd is None"),
-        ({"architectures": ["GPT2ForSequenceClassification"]}, "architectures is 'GPT2ForSequenceClassification'"),
         ({"tie_word_embeddings": False}, r"tensor lm_head\.weight is missing"),
     ],
 )
