@@ -127,7 +127,8 @@ def test_a_quiet_run_prints_nothing_but_warnings(model, tmp_path, capfd):
     keys = {"epochs": 1, "batch_size": 8, "task.max_length": 8, "task.dev_share": 0.0}
     tuned = bert_jax.finetune(model, rows, text="review", label="stars", overrides=keys, quiet=True)
     lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("warning: no dev file, and task.dev_share=0")
+    assert lines[0].startswith("warning: no dev file, and task.dev_share=0")
+    assert all(line.startswith("warning: ") for line in lines)
     tuned.predict(["good"] * 3, quiet=True)
     tuned.evaluate(rows, quiet=True)
     assert capfd.readouterr().err == ""

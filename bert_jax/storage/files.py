@@ -9,7 +9,6 @@ import bz2
 import contextlib
 import errno
 import fcntl
-import importlib.util
 import io
 import json
 import lzma
@@ -24,6 +23,7 @@ from pathlib import Path, PurePath
 from typing import IO, Any
 
 import pyarrow as pa
+import zstandard
 
 from bert_jax.errors import UserError
 from bert_jax.storage.remote import BinaryFile, first_line, is_remote, open_stream
@@ -311,8 +311,6 @@ _READ_AHEAD = 2 * _INPUT_BYTES  # a decompressor holds at most one input that it
 _PYARROW_WINDOW = (1 << 27) + 1
 # By pyarrow's message, why it does not read a .zst that may be intact.
 _UNSUPPORTED = {
-    "too much memory": "its window is larger than 128 MiB (zstd --long). Run pip install zstandard, or store it with a "
-    "smaller window: zstd -dc --long=31 FILE | zstd -o NEW_FILE",
     "Dictionary mismatch": "it was compressed with a dictionary. Store it without one: zstd -dc -D DICTIONARY FILE | "
     "zstd -o NEW_FILE",
 }
@@ -363,7 +361,7 @@ def decompressed(stored: BinaryFile, suffix: str, buffer_bytes: int = _BUFFER_BY
     """
     source: Any = _Streams(stored, suffix)
     if suffix == ".zst":
-        is_long = _zstd_window(stored) > _PYARROW_WINDOW and importlib.util.find_spec("zstandard") is not None
+        is_long = _zstd_window(stored) > _PYARROW_WINDOW
         stored.seek(0)
         source = source if is_long else pa.CompressedInputStream(stored, "zstd")
     return io.BufferedReader(_Decompressed(stored, source.read), buffer_bytes)
@@ -456,9 +454,6 @@ class _LongWindowFrame:
     """A decompressor of one .zst frame with any window, with the interface of zlib's."""
 
     def __init__(self) -> None:
-        import zstandard
-
-        self._error = zstandard.ZstdError
         self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
         self._content = io.BytesIO()
 
@@ -475,7 +470,7 @@ class _LongWindowFrame:
             return piece
         try:
             self._content = io.BytesIO(self._frame.decompress(stored))
-        except self._error as error:
+        except zstandard.ZstdError as error:
             raise DamagedFile(first_line(error)) from error
         return self._content.read(size)
 

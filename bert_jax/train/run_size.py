@@ -16,9 +16,10 @@ def few_positions(rows: int, length: int, devices: int) -> str:
     if devices == 1 or positions >= FEW_POSITIONS:
         return ""
     enough = max(rows * length // FEW_POSITIONS, 1)
+    count = f"{enough} devices" if enough > 1 else "1 device"
     return (
         f"warning: {rows:,} rows of {length} positions are {positions:,.0f} positions for each of {devices} devices, "
-        f"so most of a step is the update and the sum of gradients. Use at most {enough} devices, or batches of at "
+        f"so most of a step is the update and the sum of gradients. Use at most {count}, or batches of at "
         f"least {-(-FEW_POSITIONS * devices // length):,} rows"
     )
 
