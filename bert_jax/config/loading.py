@@ -36,6 +36,7 @@ from bert_jax.errors import UserError
 # Finds recipes by name, e.g. `bert_base` or `glue`.
 
 
+# An installation has the recipes in bert_jax/configs (setup.py); the repository has them in its root.
 _PACKAGE = Path(__file__).parent.parent
 FOLDER = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
 
@@ -74,6 +75,7 @@ def recipe_module(name: str) -> ModuleType:
     return _run(file, file.stat().st_mtime_ns)
 
 
+# `changed` is only a part of the cache's key, so that an edited recipe runs again in the same process.
 @functools.cache
 def _run(file: Path, changed: int) -> ModuleType:
     specification = importlib.util.spec_from_file_location("recipe", file)
@@ -172,6 +174,7 @@ def recipe(config: Any) -> ml_collections.ConfigDict:
 
     A recipe that builds on another may change any value in it; `load` checks the types.
     """
+    # Without convert_dict, dictionaries that are values, such as a mixture, do not become groups of keys.
     tree = ml_collections.ConfigDict(type_safe=False, convert_dict=False)
     if isinstance(config, Kinds):
         tree.kind = config.kind
@@ -205,6 +208,8 @@ def from_flags(config_class: type[Config], recipe_name: str, arguments: Sequence
     written: dict[str, tuple[str, str]] = {}  # by key: the flag, as it is written, and its value
     for flag, value in _split_flags(config_class, arguments):
         key = KEYS.get(flag, flag.removeprefix("config."))
+        # The same flag may be repeated; the last one counts. Two flags for one key, such as --steps and --config.steps,
+        # are more likely a mistake.
         previous = written.get(key)
         if previous and previous[0] != flag and previous[1] != value:
             (first, value_there) = previous
@@ -224,6 +229,7 @@ def from_values(config_class: type[Config], recipe_name: str, *overrides: Mappin
     """
     tree = _plain(_run_recipe(recipe_name))
     _check_recipe(config_class, tree, recipe_name)
+    # One override after another, because a later one may set keys of a kind that an earlier one chose.
     for values in overrides:
         leaves = dict(_leaves(config_class, tree, values))
         _assign(config_class, tree, leaves, lambda hint, value, where: _native(where, value))
@@ -244,6 +250,7 @@ def load(config_class: type[Config], values: Values, where: str = "config") -> C
     union takes the class that `kind` names.
     """
     values = _plain(values)
+    # A union is not built itself: _convert finds the class that `kind` names, and calls this function for it.
     if issubclass(config_class, Kinds) and not config_class.kind:
         return typing.cast(Config, _convert(config_class, values, where))
     hints = typing.get_type_hints(config_class)
@@ -295,6 +302,7 @@ def _split_flags(config_class: type, arguments: Sequence[str]) -> Iterator[tuple
         name = flag.partition(".")[0]
         if not argument.startswith("-"):
             raise UserError(f"unexpected argument {argument!r}. Write overrides as --config.KEY=VALUE")
+        # KEYS serves all commands, and e.g. a pretraining recipe has no task.
         if flag in KEYS and not _defines(config_class, KEYS[flag]):
             raise UserError(
                 f"unknown flag --{flag}, which sets config.{KEYS[flag]}: the recipe has no such key. Omit it"
@@ -306,6 +314,7 @@ def _split_flags(config_class: type, arguments: Sequence[str]) -> Iterator[tuple
             advice = _did_you_mean("--config", key) if key else "write overrides as --config.KEY=VALUE"
             raise UserError(f"unknown flag --{flag}; {advice}")
         if not equals:
+            # A missing value is treated like a following flag. One dash may begin a value, as in negative numbers.
             value = next(rest, "--")
             if value.startswith("--"):
                 raise UserError(f"--{flag} has no value; write --{flag}=VALUE")
@@ -357,9 +366,8 @@ def _assign(
 ) -> None:
     """Sets dotted keys of a tree to what `read` makes of their type, value and name."""
     names = {key: _without_kind(config_class, key, tree) for key in values}
-    for key, name in sorted(
-        names.items(), key=lambda pair: pair[1].count(".")
-    ):  # kinds before keys that depend on them
+    # Keys are sorted by depth, so that a kind is chosen before the keys that only this kind has.
+    for key, name in sorted(names.items(), key=lambda pair: pair[1].count(".")):
         hint = _hint(config_class, name, tree)
         value = read(hint, values[key], f"config.{name}")
         *groups, last = name.split(".")
@@ -369,6 +377,7 @@ def _assign(
                 node[group] = {} if node.get(group) is None else {"kind": node[group]}
             node = node[group]
         if isinstance(value, str) and union(hint) is not None:
+            # Keys that the new kind has, too, keep their values: another schedule keeps the warmup.
             shared = {item.name for item in dataclasses.fields(_group(hint, value, f"config.{name}"))}
             previous = node.get(last)
             kept = previous.items() if isinstance(previous, Mapping) else ()
@@ -389,6 +398,7 @@ def _leaves(config_class: type, tree: Any, values: Mapping[str, Any], prefix: st
         key = f"{prefix}{name}"
         if dataclasses.is_dataclass(value):
             value = to_dict(value)
+        # An unknown key passes as it is, and _assign reports it with a suggestion.
         hint = _hint(config_class, key, tree) if _defines(config_class, key, tree) else None
         if isinstance(value, Mapping) and any(map(dataclasses.is_dataclass, _members(hint))):
             yield from _leaves(config_class, tree, value, f"{key}.")
@@ -425,6 +435,7 @@ def _read(hint: Any, text: str, where: str) -> Any:
     accepts_text = str in _members(hint)
     if accepts_text and not others:
         return text
+    # Names and paths in a list need no quotes. A bracket or a quote begins a literal.
     if others == (tuple[str, ...],) and text[:1] not in ("(", "[", "'", '"'):
         parts = tuple(part.strip() for part in text.split(",") if part.strip())
         return text if accepts_text and len(parts) < 2 else parts
@@ -434,6 +445,7 @@ def _read(hint: Any, text: str, where: str) -> Any:
         if accepts_text:
             return text
         raise UserError(f"{where} is {text!r}: {error}. Give a value of type {_described(hint)}") from None
+    # The key takes text or another type. A literal of the other type counts as such, and all else as text.
     if accepts_text:
         try:
             return _convert(functools.reduce(operator.or_, others), value, where)
@@ -449,6 +461,7 @@ def literal(text: str) -> Any:
     """
     try:
         return _value(ast.parse(text.strip(), mode="eval").body)
+    # Python raises TypeError for a key that cannot be hashed, and the last two for deep nesting.
     except (SyntaxError, TypeError, RecursionError, MemoryError):
         raise ValueError(f"{text!r} is not a Python literal; put text in quotes") from None
 
@@ -459,14 +472,17 @@ def _value(node: ast.expr) -> Any:
             return node.value
         case ast.Name():
             return {"true": True, "false": False, "none": None}.get(node.id.lower(), node.id)
+        # A configuration key, such as optimizer.learning_rate in a sweep, needs no quotes.
         case ast.Attribute():
             return f"{_value(node.value)}.{node.attr}"
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -number
         case ast.Tuple() | ast.List():
             return tuple(map(_value, node.elts))
+        # A None among the keys stands for **MAPPING.
         case ast.Dict() if None not in node.keys:
             keys = [_value(key) for key in node.keys if key]
+            # Python itself would silently keep the last of equal keys.
             for key in keys:
                 if keys.count(key) > 1:
                     raise ValueError(f"the key {key!r} occurs twice")
@@ -480,12 +496,15 @@ def _unknown_key(where: str, key: str, group: Any, root: Any = None) -> str:
     Args:
         root: The class of the whole configuration, if it is known.
     """
+    # From the most to the least likely meaning: a key of another kind of this union, a key in this group or below it, a
+    # key elsewhere. `nearest` accepts worse matches, so it comes last.
     kinds = group.kinds.items() if isinstance(group, type) and issubclass(group, Kinds) else ()
     owners = [name for name, kind in kinds if key in {item.name for item in dataclasses.fields(kind)}]
     if owners:
         return f"unknown key {where}.{key}: {where}={group.kind} does not have it. Set --{where}={' or '.join(owners)}"
     known = [item.name for item in dataclasses.fields(group)]
     inside = _meant(key, group)  # learning_rate, say, of optimizer
+    # If a kind has no keys at all, only the exact name of a key elsewhere is worth a suggestion.
     outside = _meant(key, root, cutoff=0.75 if known else 1.0) if root and not inside else ""
     if inside or outside:
         advice = _did_you_mean(where, inside) if inside else _did_you_mean("config", outside)
@@ -558,6 +577,7 @@ def _as(kind: Any, value: Any) -> Any:
     if origin is tuple:
         if isinstance(value, Mapping):
             raise TypeError
+        # One value without a comma stands for a tuple with one element.
         parts = value if isinstance(value, list | tuple) else (value,)
         if arguments[-1] is Ellipsis:
             return tuple(_as_any(arguments[0], part) for part in parts)
@@ -568,6 +588,7 @@ def _as(kind: Any, value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise TypeError
         return {_as_key(arguments[0], key): _as_any(arguments[1], entry) for key, entry in value.items()}
+    # Whole numbers may stand for floats. True is an int to Python, but here a mistake.
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):

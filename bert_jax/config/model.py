@@ -194,6 +194,7 @@ class ModelConfig:
             raise UserError(
                 f"model.width {self.width} is not a multiple of model.heads {self.heads}. Change one of them"
             )
+        # Rotary positions rotate pairs of dimensions. Sinusoidal ones pair every sine with a cosine.
         if self.positions == "rotary" and (self.width // self.heads) % 2:
             raise UserError(
                 f"model.positions=rotary needs heads of even width, but model.width / model.heads is "
@@ -252,6 +253,7 @@ def _add_optional_fields(source: type, leave_out: Collection[str]) -> Callable[[
 
     def add(target: type[Options]) -> type[Options]:
         hints = typing.get_type_hints(source)
+        # The decorator runs before @dataclass, which takes the annotations added here for fields.
         for item in dataclasses.fields(source):
             if item.name not in leave_out:
                 target.__annotations__[item.name] = hints[item.name] | None

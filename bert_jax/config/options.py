@@ -90,6 +90,7 @@ def option(
     metadata: dict[str, Any] = {"help": help, "marks": marks, "choices": choices, "valid": valid}
     metadata |= {"metavar": metavar, "aliases": tuple(aliases), "dashes": dashes}
     metadata |= {"positional": positional, "section": section, "name": name, "parser": parser}
+    # A dataclass refuses a mutable default. The copies keep one configuration from changing another.
     if isinstance(default, dict):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -116,6 +117,7 @@ class Kinds:
     kinds: ClassVar[dict[str, Any]]  # classes; typed so that extensions may construct them
 
     def __init_subclass__(cls, kind: str = "") -> None:
+        # A direct subclass is a union, with its own table. Classes without a name hold keys that several kinds share.
         if Kinds in cls.__bases__:
             cls.kinds = {}
         if kind:
@@ -212,6 +214,8 @@ def _keys_of_kinds(kinds: type[Kinds], chosen: Kinds | None, prefix: str) -> lis
     """Lists the keys of all kinds of a union once; the meaning of a key that some kinds lack begins with the others."""
     listed: dict[tuple[str, str], tuple[Key, list[str]]] = {}
     default = chosen or next(iter(kinds.kinds.values()))()
+    # The chosen kind comes first, so that keys that kinds share show its values. Equal names with different meanings
+    # are listed separately.
     for group in (default, *(kind() for name, kind in kinds.kinds.items() if name != default.kind)):
         for key in keys(group, prefix, every_kind=True):
             listed.setdefault((key.name, key.meaning), (key, []))[1].append(group.kind)
@@ -321,6 +325,7 @@ def _parser(program: str, description: str, options: type) -> Parser:
         if field.default not in (REQUIRED, "", None, ()) and "default" not in meaning and hint is not bool:
             default = f"{field.default:g}" if isinstance(field.default, float) else field.default
             meaning = f"{meaning}; default {default}"
+        # argparse formats help texts with %.
         meaning = meaning.replace("%", "%%")
         if hint in (bool | None, bool | str | None) and not about["parser"]:
             value = {} if hint == bool | None else {"metavar": _metavar(field)}

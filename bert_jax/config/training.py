@@ -339,6 +339,7 @@ class ObjectiveConfig(Kinds):
         check(self, "config.objective.")
 
 
+# Default and meaning of a key that several objectives have.
 _Z_LOSS = (
     0.0,
     "weight of the mean squared logarithm of the softmax's normalizer, such as 1e-4 (z-loss; Chowdhery et al. 2022, "
@@ -404,6 +405,7 @@ class MeshConfig:
     fsdp: int = option(1, "shards the rows, the parameters and the optimizer state", "free")
     tensor: int = option(1, "shards the attention heads, the feed-forward width and the vocabulary", "free")
     shard_optimizer: bool = option(False, "shards the optimizer state and the update over data, too", "free")
+    # Not "free" like the other keys of the mesh: rounded sums change the results.
     reduce_dtype: str = option(
         "auto",
         "dtype in which devices sum gradients: float32 or bfloat16, which halves the bytes and rounds each sum to 8 "

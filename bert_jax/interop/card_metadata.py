@@ -144,6 +144,7 @@ def _inherited(start: str) -> dict[str, Any]:
         if str(location.model_address(start)).startswith(location.PREFIX):
             return _of_base(start.removeprefix(location.PREFIX))
         folder = Path(start)
+        # init_from may name a step in a run's checkpoints; the configuration is the run's.
         if folder.parent.name == "checkpoints":
             folder = folder.parent.parent
         try:
@@ -151,6 +152,7 @@ def _inherited(start: str) -> dict[str, Any]:
         except (OSError, UserError):  # it was removed, or is in a store
             return {}
         if "model_type" in values:
+            # The data sets on the card trained the earlier model, not this one.
             known = read(folder)
             return {key: value for key, value in known.items() if key != "datasets"}
         start = str((values.get("training") or {}).get("init_from") or "")

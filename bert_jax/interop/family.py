@@ -169,6 +169,8 @@ def tensor_shapes(table: Sequence[Entry], config: ModelConfig, heads: Heads) -> 
 
 
 def _used_entries(table: Sequence[Entry], params: Mapping[str, object], config: ModelConfig) -> list[Entry]:
+    # A table has the entries of all heads and of both kinds of output; a model uses some, but none of its parameters
+    # may lack one.
     used = [entry for entry in table if entry.path in params and entry.tied in (None, config.tied_output)]
     assert len(used) == len(params), f"the name table lacks: {set(params) - {entry.path for entry in used}}"
     return used
@@ -215,6 +217,7 @@ def read_fields(file: Path, values: Mapping[str, Any], fields: tuple[Field, ...]
     for model_field, name, default in fields:
         value = values.get(name, default)
         kind = int if default is None or isinstance(default, int) else (int, float)
+        # Required numbers are sizes; the others, such as rates, may be 0.
         least = 1 if default is None else 0
         expected = ""
         if not isinstance(value, kind) or isinstance(value, bool):  # bool is a subclass of int

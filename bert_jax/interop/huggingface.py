@@ -107,6 +107,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     values = read_json(file)
     named, model_type = values.get("architectures"), values.get("model_type")
     class_name = named[0] if isinstance(named, list) and named else named or ""
+    # named_family refuses other types with a message.
     if not isinstance(class_name, str) or not isinstance(model_type, str | None):
         return values
     if model_type in EQUAL_TYPES:
@@ -137,6 +138,7 @@ def _type_by_tensors(directory: Path, values: Mapping[str, Any]) -> str | None:
         return bare != names and len(own) > 1, len(own)
 
     best = max(FAMILIES.values(), key=fitness)
+    # With fewer names in common, the folder holds an architecture of no family.
     if fitness(best)[1] < len(best.encoder) // 2:
         return None
     # RoBERTa counts positions from its padding id, which is 0 in BERT.
@@ -217,6 +219,7 @@ def _find_heads(
     for part, entries in family.optional.items():
         used = [entry for entry in entries if entry.tied in (None, model.tied_output)]
         if part not in names and enough(any(name in weights for name in entry.names) for entry in used):
+            # The next-sentence head reads the pooler.
             names |= {part, "pooler"} if part == "next_sentence" else {part}
     fields: dict[str, Any] = {name: 1 if name in COUNTED else True for name in names}
     fields |= output_counts(family, class_name, weights) | family.read_heads(file, values, names)
@@ -310,6 +313,7 @@ def _problems(
             f"{weights.describe(extra[0])} is not part of the architecture in {file.name} ({len(extra)} such tensors). "
             "Correct the file, or remove the tensor"
         )
+    # Last, because this reads whole tensors; the checks above read names and shapes only.
     for copy, original in copies.items():
         if not np.array_equal(weights[copy], weights[original]):
             yield (

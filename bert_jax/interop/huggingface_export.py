@@ -102,6 +102,7 @@ def write(loaded: LoadedModel, directory: str | Path, vectors: Mapping[str, Any]
     if all(np.array_equal(narrow[name].astype(np.float32), tensor) for name, tensor in tensors.items()):
         tensors, dtype = narrow, loaded.dtype
     count = sum(tensor.size for tensor in tensors.values())
+    # This pooler only keeps transformers from adding a random one, so it is not counted.
     if not has_pooler(loaded.heads, loaded.model):
         fitting = huggingface.passing_pooler(family, class_name, loaded.model.width)
         tensors |= {name: tensor.astype(jnp.dtype(dtype)) for name, tensor in fitting.items()}

@@ -253,6 +253,7 @@ def _without_folders(value: Any) -> Any:
     # Data from memory were in a temporary folder, whose name means nothing.
     if any(part.startswith(IN_MEMORY) for part in parts):
         return ""
+    # The empty names let short paths unpack, too.
     *_, run, folder, last = ("", "", "", *parts)
     return f"{run}, step {last}" if run and folder == CHECKPOINTS else last
 

@@ -124,6 +124,7 @@ def with_vocabulary(loaded: LoadedModel, change: VocabularyChange) -> LoadedMode
 def vocabulary_axes(model: ModelConfig, heads: Heads) -> dict[str, int]:
     """Finds the parameters with a row per token (token tables and output biases), by path, with the rows' axis."""
     # Their shapes are those that depend on the vocabulary's size.
+    # The size grows by more than the padding of tables, so that padded tables differ, too.
     larger = dataclasses.replace(model, vocab_size=2 * model.vocab_size + 1_000)
     shapes, others = (layers.flatten(abstract_params(config, heads)) for config in (model, larger))
     differing = {path: np.flatnonzero(np.not_equal(shapes[path].shape, others[path].shape)) for path in shapes}

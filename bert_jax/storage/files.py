@@ -439,11 +439,14 @@ class _Decompressed(io.RawIOBase):
 def _zstd_window(stored: BinaryFile) -> int:
     """The bytes that a .zst file's first frame asks a decompressor to hold (RFC 8878, 3.1.1.1); 0 if it is no frame."""
     head = b""
+    # A read may return less than requested.
     while len(head) < 18 and (piece := stored.read(18 - len(head))):
         head += piece
     if len(head) < 6 or not head.startswith(b"\x28\xb5\x2f\xfd"):
         return 0
     if head[4] & 32:  # one segment, so the window is the content
+        # The size of the content follows the dictionary's id. Sizes in two bytes are 256 more, which does not matter
+        # here.
         begin, size = 5 + (0, 1, 2, 4)[head[4] & 3], (1, 2, 4, 8)[head[4] >> 6]
         return int.from_bytes(head[begin : begin + size], "little")
     base = 1 << (10 + (head[5] >> 3))
@@ -466,6 +469,7 @@ class _LongWindowFrame:
         return bytes(self._frame.unused_data)
 
     def decompress(self, stored: bytes, size: int) -> bytes:
+        # _Streams passes new input only after this has returned nothing, so none is lost here.
         if piece := self._content.read(size):
             return piece
         try:
@@ -537,6 +541,7 @@ class _BytewiseTail(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
+        # `decompressed` seeks back to the beginning of a .zst file, whose header it has read.
         self._left += self._stored.tell() - offset
         return self._stored.seek(offset)
 

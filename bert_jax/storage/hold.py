@@ -68,6 +68,8 @@ class Record:
             return False
         if not locked and self.pid_namespace == here.pid_namespace:
             try:
+                # Signal 0 only asks whether the process exists. Its number may belong to a new process by now, so only
+                # the answer "no such process" is certain.
                 os.kill(self.process, 0)
             except ProcessLookupError:
                 return True
@@ -152,6 +154,8 @@ class Hold:
 
     def release(self) -> None:
         """Lets the next run have the folder."""
+        # The thread ends first, so that no renewal follows the removal. The lock is released last, so that the file
+        # removed is not the next holder's.
         self._ended.set()
         self._renewing.join()
         self.remove()
@@ -197,6 +201,8 @@ class Hold:
                     descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
                     file = closing.enter_context(os.fdopen(descriptor, "r+b"))
                     locked = try_lock(file)
+                    # The holder may have removed the file between our open and our lock, and a lock on a removed file
+                    # keeps nobody out.
                     if os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
                         closing.pop_all()
                         return file, locked
@@ -215,6 +221,7 @@ class Hold:
     def _touch(self) -> None:
         """Renews the lease once, if the file or the store can be reached."""
         with contextlib.suppress(OSError):  # a file server may fail for a moment, and the next renewal succeed
+            # By the descriptor, so that a file that has replaced this one is not renewed.
             os.utime(self._file.fileno())
 
     def _look(self) -> Seen | None:
@@ -285,6 +292,8 @@ class StoredHold(Hold):
 
     def _take(self, report: Report) -> None:
         self._objects = open_objects(self.folder)
+        # `release_all` may remove the object while the thread renews it. A renewal between the look and the removal
+        # would change the version, and the store would refuse the removal.
         self._writing = threading.Lock()
         written = False
         try:
@@ -437,6 +446,7 @@ class S3Objects:
     def write(self, name: str, content: bytes | None, expected: Any) -> None:
         arguments: dict[str, Any] = {"IfNoneMatch": "*"} if expected is None else {"IfMatch": expected}
         if content is not None:
+            # One space or tab for each random bit.
             nonce = format(random.SystemRandom().getrandbits(_NONCE_BITS), f"0{_NONCE_BITS}b")
             arguments["Body"] = content + nonce.replace("0", " ").replace("1", "\t").encode()
         try:

@@ -438,6 +438,8 @@ def named_folder(address: str | PurePath, kind: Literal["checkpoint", "tokenizer
     local = f"no {kind} at {name}"
     try:
         folder = Path(snapshot_download(name, allow_patterns=list(_FILES[kind])))
+        # A download without weights succeeds: the repository may have none that are read here, or, without a network,
+        # the cache may hold the tokenizer alone. The list of the repository's files tells which.
         if kind == "checkpoint" and not any(folder.glob("*.safetensors")):
             local = f"the cache has the tokenizer of {name} but no weights"
             try:
@@ -448,6 +450,7 @@ def named_folder(address: str | PurePath, kind: Literal["checkpoint", "tokenizer
                 raise OSError(first_line(error)) from error
             if FLAX_FILE in files:
                 return Path(snapshot_download(name, allow_patterns=[*_FILES[kind], FLAX_FILE]))
+            # The message should name the weights, not another pickle such as training_args.bin.
             if pickle := min(filter(is_pickle, files), key=lambda file: ("model" not in file, file), default=""):
                 config = folder / "config.json"
                 raise pickle_error(address, pickle, read_json(config) if config.is_file() else {})

@@ -261,6 +261,8 @@ class Folder:
     def sizes(self, within: str = "") -> dict[str, int]:
         """The size in bytes of every file by name, optionally only below one folder."""
         with self._explained(within):
+            # A store has no empty folders, so an address with nothing below it counts as an empty folder. Files that
+            # are still being written are left out.
             infos = self._files.get_file_info(fs.FileSelector(within, allow_not_found=True, recursive=True))
         return {info.path: info.size for info in infos if info.is_file and not info.path.endswith(_TEMPORARY)}
 

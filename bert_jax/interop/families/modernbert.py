@@ -177,6 +177,8 @@ MODERNBERT = Family(
         "ModernBertForQuestionAnswering": QUESTION,
         "ModernBertForMultipleChoice": POOLER | bert.CHOICES,
     },
+    # No head is optional: the MLM head and the pooler share the names `head.*`, so the class alone tells which of them
+    # a file holds.
     copies={"decoder.weight": "embeddings.tok_embeddings.weight"},
     # Defaults of ModernBertConfig. The other dropout rates are written as mlp_dropout and not read.
     fields=(
