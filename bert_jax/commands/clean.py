@@ -141,6 +141,8 @@ def _run(steps: Steps, corpus: Corpus, directory: Path, workers: int, quiet: boo
     cleaned = 0  # bytes of text
 
     def unfinished() -> Iterator[Unit]:
+        # While workers take the others from this generator, finished units are added here, in no order; they are sorted
+        # in the end.
         for unit in units(corpus):
             record = read_record(directory, unit)
             if record is None:
@@ -196,6 +198,7 @@ def _others(against: str) -> dict[Path, str]:
                 f"--against {folder}: another version of bert-jax clean made it, whose signatures differ. Clean its "
                 "text again"
             )
+        # Checks the file now, before hours of cleaning.
         read_signatures(folder)
         with (folder / SIGNATURES).open("rb") as file:
             hashes[folder] = hashlib.file_digest(file, "sha256").hexdigest()

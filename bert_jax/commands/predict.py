@@ -147,6 +147,7 @@ def _submit(predictor: InputPredictor, model: FineTuned, path: Path, output: str
 
 def _csv(table: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> bytes:
     """Returns a table with the columns of the inputs, then those of the predictions, as CSV."""
+    # JSON lines may have different fields, so all rows are read for the columns.
     columns = list(dict.fromkeys(name for row, _ in table for name in row))
     # An output repeats the id of its input, and words that were given; both are columns already.
     repeated = {name for name in columns if all(row.get(name) == prediction.get(name) for row, prediction in table)}

@@ -342,6 +342,7 @@ def _group(hint: Any, value: Any, where: str) -> Any:
     """Returns the dataclass whose fields are the keys of a group, which for a union depends on its value."""
     kinds = union(hint)
     if kinds is None:
+        # An optional group, such as LoraConfig | None.
         return next((kind for kind in _members(hint) if dataclasses.is_dataclass(kind)), None)
     if hint is kinds and kinds.kind:  # a kind itself, not the union
         return kinds
@@ -521,6 +522,7 @@ def _meant(word: str, root: Any, cutoff: float = 0.75) -> str:
     """Returns the key, or the flag, that is meant by a word of another library or by a misspelt key; else ""."""
     paths = sorted({*_paths(root)}, key=lambda path: (-path.count("."), path))
     last = {path.rpartition(".")[2]: path for path in paths}  # of equal names, the outermost key counts
+    # Only the last name counts, since the group may be what is wrong.
     word = word.rpartition(".")[2]
     meant = OTHER_WORDS.get(word, "")
     if meant in paths or meant.startswith("--"):

@@ -401,6 +401,7 @@ def _count_or_numbers(text: str) -> int | tuple[int, ...]:
         numbers = tuple(int(number) for number in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor several, such as 0,7,9") from None
+    # A number alone is a count; several are the values themselves.
     return numbers if len(numbers) > 1 else numbers[0]
 
 

@@ -539,6 +539,7 @@ class PretrainConfig(TrainConfig):
                 "branch_from and init_from are both set. A branch has the parameters of its checkpoint: leave out "
                 "init_from, or branch_from to begin with a new optimizer state at step 0"
             )
+        # The default of steps counts, too: it could end a run before all tokens are read.
         others = [name for name in ("steps", "budget_minutes", "budget_replay") if getattr(self, name)]
         if self.tokens and others:
             raise UserError(

@@ -148,6 +148,7 @@ def _write_programs(
     """Writes a float32 program in each dtype, and returns differences by dtype and output."""
     folder.mkdir()
     in_two_files = sum(4 * math.prod(tensor.dims) for tensor in program.graph.initializer) > TENSORS_LIMIT
+    # In the folder of the output, so that finished files are renamed and not copied.
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         # The float32 program is compared in any case: it shows whether the conversion is right.
         plain = Path(scratch) / FILES["float32"]

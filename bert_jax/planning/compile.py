@@ -92,6 +92,7 @@ def with_architecture(config: PretrainConfig, vocab_size: int | None) -> tuple[P
     """
     if config.model.preset != sizes.FROM_CHECKPOINT:
         return config, vocab_size
+    # The vocabulary size of 1 is not used, since the preset `checkpoint` has its own.
     model = architecture(config, 1, open_initial(config))
     if vocab_size not in (None, model.vocab_size):
         raise UserError(

@@ -327,6 +327,7 @@ def parse(name: str, slices: int = 1) -> Topology:
         raise unknown(f"use KIND:AxB, KIND-SIZE or KIND:N with KIND one of {', '.join([*CHIPS, *GPUS])}")
     chip, shape = CHIPS[kind], match[2]
     if not shape:  # KIND-SIZE
+        # SHAPES counts chips, but the names of some kinds count TensorCores.
         shapes = {
             chips * chip.named_cores: shape for chips, shape in SHAPES[chip.dimensions].items() if chips <= chip.largest
         }

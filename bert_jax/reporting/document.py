@@ -118,6 +118,7 @@ def number(value: int | float) -> str:
         return f"{value / 1e6:.4g}M"
     if size >= 1e3:
         return f"{value:,.0f}"
+    # 0.999 keeps a value that only rounding puts below 0.0001 in the usual form.
     if 0 < size < 1e-4 * 0.999:
         digits, power = f"{value:.2e}".split("e")
         return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"

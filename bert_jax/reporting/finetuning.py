@@ -247,8 +247,10 @@ def _question(dev: DevPredictions[QuestionTask, QuestionRows]) -> list[Section]:
 def question_word(question: str) -> str:
     """Returns the first question word (QUESTION_WORDS) in a question, or `other`."""
     letters = "".join(letter if letter.isalnum() else " " for letter in question.lower())
+    # The spaces around words keep "how" from being found in "show".
     words = f" {' '.join(letters.split())} "
     places = {word: words.find(f" {word} ") for word in QUESTION_WORDS if f" {word} " in words}
+    # "how many" and "how" begin at one place, where the longer one counts.
     return min(places, key=lambda word: (places[word], -len(word)), default="other")
 
 

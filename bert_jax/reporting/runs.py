@@ -321,6 +321,7 @@ def start_section(run: RecordedRun) -> Section:
     rows = []
     for start in run.starts:
         versions = [f"{name} {version}" for name, version in start["versions"].items() if name != "device"]
+        # The hash is shortened, but the mark for uncommitted changes stays.
         commit = start["commit"][:12] + ("+changes" if start["commit"].endswith("+changes") else "")
         place = f"{start['host']}: {start['devices']}"
         rows.append([start["time"], f"{start['step']:,}", place, commit or NONE, ", ".join(versions), start["command"]])

@@ -50,6 +50,7 @@ def write_atomic(path: Path, content: bytes | memoryview | Iterable[bytes | memo
 
     If the disk or the blocks raise an error, neither the file nor the temporary one remains.
     """
+    # The name is fixed, so that the next write replaces what a killed process left.
     unfinished = path.with_name(path.name + _TEMPORARY)
     try:
         with unfinished.open("wb") as file:
@@ -316,6 +317,7 @@ _UNSUPPORTED = {
 }
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     ".zst": lambda: _LongWindowFrame(),
+    # 16: with the header and the checksum of gzip.
     ".gz": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
     ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
     ".bz2": bz2.BZ2Decompressor,

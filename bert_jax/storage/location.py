@@ -428,6 +428,7 @@ def named_folder(address: str | PurePath, kind: Literal["checkpoint", "tokenizer
         UserError: no model has this name, the download fails, or the model has pickled weights only.
     """
     name = str(model_address(address))
+    # hf://... names files on the Hub, not a model.
     if not name.startswith(PREFIX) or "://" in name:
         return address
     name = name.removeprefix(PREFIX)

@@ -80,6 +80,7 @@ def open_store(address: str) -> tuple[fs.FileSystem, str]:
     return _store(scheme, bucket), path
 
 
+# Kept, because opening a bucket in S3 may ask for its region first.
 @functools.lru_cache
 def _store(scheme: str, bucket: str) -> fs.FileSystem:
     if scheme == "hf://":
@@ -280,6 +281,7 @@ class Folder:
 
     def read_if_present(self, name: str) -> bytes | None:
         """A file's content, or None if the file does not exist."""
+        # suppress is the inner one, so that it sees a missing file before _explained does.
         with self._explained(name), contextlib.suppress(FileNotFoundError), self._opened(name) as stream:
             return cast(bytes, stream.read())
         return None
