@@ -53,9 +53,12 @@ class DistillConfig:
         check(self, "distill.")
 
     def check_unused(self) -> None:
-        """Raises UserError for keys that have no effect, and for a teacher from which nothing is learned.
+        """Checks that every key has an effect, and that something is learned from the teacher.
 
-        It checks the configuration that is trained, since a sweep may set the weight that a key needs.
+        This is no part of __post_init__, since a sweep may still set the weight that a key needs.
+
+        Raises:
+            UserError: A key has no effect, or no term uses the teacher.
         """
         defaults = {item.name: item.default for item in dataclasses.fields(self)}
         changed = [name for name, default in defaults.items() if getattr(self, name) != default]
@@ -81,9 +84,17 @@ class DistillConfig:
                 )
 
     def pairs(self, student: int, teacher: int) -> Pairs:
-        """The hidden states to compare, for a student and a teacher with so many layers; none without hidden_weight.
+        """Pairs the student's hidden states with the teacher's, for comparison; empty without hidden_weight.
 
-        Raises UserError for `layers` that name a layer that does not exist, or cannot be read.
+        Args:
+            student: The student's number of layers.
+            teacher: The teacher's number of layers.
+
+        Returns:
+            Pairs (student, teacher), counted from 1; 0 is the embeddings.
+
+        Raises:
+            UserError: `layers` is malformed or names a layer that does not exist.
         """
         if not self.hidden_weight:
             return ()
