@@ -136,7 +136,7 @@ def clean(options: CleanOptions, *, quiet: bool = True) -> dict[str, Any]:
 
 
 def _run(steps: Steps, corpus: Corpus, directory: Path, workers: int, quiet: bool) -> list[CleanedUnit]:
-    """Applies the rules to all units that no earlier run has finished. Returns the records of all units in order."""
+    """Applies the rules to all units not finished by an earlier run. Returns every unit's record, in order."""
     records: list[CleanedUnit] = []
     cleaned = 0  # bytes of text
 
@@ -188,7 +188,7 @@ def _names(commas: str) -> tuple[str, ...]:
 
 
 def _others(against: str) -> dict[Path, str]:
-    """Returns the folders of --against with hashes of their signatures. Raises UserError for an unusable one."""
+    """Hashes the signatures in each folder of --against. Raises UserError for an unusable folder."""
     hashes = {}
     for folder in (Path(os.path.abspath(name)) for name in _names(against)):
         if not (folder / SIGNATURES).exists():

@@ -64,7 +64,7 @@ class Stages:
         self.save()
 
     def path(self, name: str) -> str:
-        """Returns the path of a file in the folder, as an argument of a command."""
+        """Returns a file's path in the folder, as a command's argument."""
         return str(self.folder / name)
 
     def exists(self, name: str) -> bool:

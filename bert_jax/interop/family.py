@@ -325,7 +325,7 @@ class Family:
         return values | {"pad_token_id": vocabulary.pad_id} | self.write_further(model, vocabulary)
 
     def parts(self, class_name: str) -> Parts:
-        """The heads that a file of a class may hold."""
+        """The heads that a class's file may hold."""
         return self.optional | self.classes[class_name]
 
     def table(self, class_name: str) -> tuple[Entry, ...]:
@@ -339,6 +339,6 @@ class Family:
 
 
 def head_names(heads: Heads) -> set[str]:
-    """The names of the heads that a model has."""
+    """Returns the names of a model's heads."""
     values = {field.name: getattr(heads, field.name) for field in dataclasses.fields(heads)}
     return {name for name, value in values.items() if value is True or (name in COUNTED and value)}

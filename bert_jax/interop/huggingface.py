@@ -229,10 +229,17 @@ def _find_heads(
 def _vector_task(
     folder: Path, is_own: bool, task: dict[str, Any] | None, model: ModelConfig, words: Vocabulary
 ) -> dict[str, Any] | None:
-    """The task in a folder's files of sentence-transformers; the given task where that one counts.
+    """Reads the task in a folder's files of sentence-transformers, unless the given task takes precedence.
 
-    The files take precedence over a task in config.json, since users and that library edit them. But a task of adapters
-    does over the files of their base model, which are not the opened folder's own.
+    The files take precedence over an embedding task in config.json, since users and that library edit them. But
+    adapters' own task takes precedence over the files of their base model, which is another folder.
+
+    Args:
+        folder: The folder with the files.
+        is_own: Whether it is the folder that was opened, not a base model's.
+        task: The task in config.json, if any.
+        model: The architecture.
+        words: The vocabulary.
     """
     if task is not None and (task["kind"] != sentence_transformers.KIND or not is_own):
         return task
@@ -272,14 +279,14 @@ def named_family(file: Path, values: Mapping[str, Any]) -> tuple[Family, str]:
 
 
 def output_counts(family: Family, class_name: str, weights: SafetensorsFolder) -> dict[str, int]:
-    """The output sizes of heads in COUNTED that the class requires and the file holds."""
+    """Returns output sizes by head, for heads in COUNTED that the class requires and the file holds."""
     required = family.classes[class_name]
     names = {part: required[part][0].names[0] for part in COUNTED if part in required}
     return {part: weights.shape(name)[0] for part, name in names.items() if name in weights and weights.shape(name)}
 
 
 def _further_heads(weights: SafetensorsFolder, expected: Mapping[str, object], family: Family) -> set[str]:
-    """Tensors of heads that the class lacks; a tensor of the encoder is none."""
+    """Names the tensors outside the encoder that belong to no head of the class."""
     if not weights.leaves_heads_out:
         return set()
     return {name for name in weights if name not in (*expected, *family.copies) and not name.startswith(family.base)}

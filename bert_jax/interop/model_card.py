@@ -150,7 +150,7 @@ def render(loaded: LoadedModel, family: Family, class_name: str, parameters: int
 
 
 def _tagging_call(loaded: LoadedModel) -> str:
-    """The call of transformers that finds the entities that bert_jax finds; empty for models without tags."""
+    """Shows how transformers finds the same entities as bert_jax; empty for models without tags."""
     if loaded.heads.tags < 2:
         return ""
     # By default transformers takes pieces as words, and cuts a long text at its maximum in silence.

@@ -308,7 +308,7 @@ def _read_base(folder: Path, loaded: LoadedModel) -> LoadedModel:
 def _changed_modules(
     loaded: LoadedModel, original: LoadedModel, family: Family, table: tuple[Entry, ...]
 ) -> dict[str, np.ndarray]:
-    """Tensors of modules outside the encoder that the base model lacks or has with other values."""
+    """Returns the tensors of modules outside the encoder that are missing from the base model or differ from it."""
     # Only heads and the pooler can differ: `_read_base` compared the rest.
     plain = {path: value for path, value in loaded.params.items() if not lora.is_adapter(path)}
     tensors = families.export_tensors(table, plain, loaded.model)

@@ -295,7 +295,7 @@ class Usage:
         self._library = wordpiece.library_tokenizer(spec) if isinstance(spec, WordPieceSpec) else None
 
     def add(self, texts: Sequence[str]) -> None:
-        """Counts the tokens of texts alone, of texts that continue a document (data_prep.worker), and of tasks."""
+        """Counts the tokens in texts: alone, within a document (data_prep.worker), and in tasks."""
         self._add(self._tokenizer, texts)
         # Shards encode sentences within a document, where some tokenizers add no space before a text.
         if self._tokenizer.within_text is not self._tokenizer:
@@ -390,7 +390,7 @@ def _trim_sentencepiece(spec: SentencePieceSpec, used: set[str]) -> SentencePiec
 
 
 def _with_parts(tokens: Iterable[str], parts: Callable[[str], Iterable[tuple[str, str]]]) -> set[str]:
-    """Adds all parts of tokens, recursively; `parts` lists the pairs that a token is merged from."""
+    """Adds all parts of tokens, recursively; `parts` lists the pairs from which a token is merged."""
     reached: set[str] = set()
     waiting = list(tokens)
     while waiting:

@@ -189,7 +189,7 @@ def bytes_moved(program: Program, instruction: Instruction) -> int:
             users.setdefault(operand.name, []).append((user, index))
 
     def uses(name: str) -> list[tuple[Instruction, int]]:
-        """Returns the uses of a value. Instructions that only rename or convert it are looked through."""
+        """Returns a value's uses, looking through instructions that only rename or convert it."""
         direct = users.get(name, [])
         return [use for user in direct for use in (uses(user[0].name) if user[0].opcode in _SAME else [user])] or direct
 

@@ -348,6 +348,7 @@ def _histogram(histogram: Histogram) -> RichTable:
         table.add_column(name, justify="right")
         table.add_column("", width=width)
     binned = list(histogram.bins(_HISTOGRAM_BINS).values())
+    # Every series has a scale of its own, since a held-out part is much smaller than the training part.
     longest = [max(1, *(count for _, _, count in bins)) for bins in binned]
     for rows in zip(*binned, strict=True):
         first, last, _ = rows[0]

@@ -105,6 +105,7 @@ def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredi
     path = files.get("dev", files["train"])
     split = registry.read(model.task, path)
     if "dev" not in files:
+        # Without a dev file, training held out a part of its own file: the same examples are chosen again.
         _, chosen = held_out.of_run(config.training)
         if not chosen:
             raise UserError("the task has no dev file (--config.task.dev)")

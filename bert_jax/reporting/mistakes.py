@@ -115,6 +115,7 @@ def reliability(calibration: Calibration) -> str:
             f"<title>{percent(index / bins)} to {percent((index + 1) / bins)}: {count:,} predictions, "
             f"accuracy {percent(accuracy)}, mean confidence {percent(confidence)}</title>"
         )
+        # A bar up to the accuracy, and on it or above it the gap to the confidence.
         top, bottom = sorted((y(accuracy), y(confidence)))
         columns += f'<g class="series-0">{bar(index, y(accuracy), y.begin - y(accuracy), title)}</g>'
         columns += f'<g class="gap">{bar(index, top, bottom - top, title)}</g>'

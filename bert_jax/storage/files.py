@@ -281,7 +281,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Adds a path to the block's OSErrors without one, so that a message about a full disk names that disk."""
+    """Adds a path to OSErrors without one, so that e.g. a message about a full disk names the disk."""
     try:
         yield
     except OSError as error:
@@ -411,7 +411,7 @@ def read_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]
 
 
 class _Decompressed(io.RawIOBase):
-    """A stream that `read` decompresses. Turns the errors of all decompressors into DamagedFile."""
+    """A stream decompressed by `read`. Turns every decompressor's errors into DamagedFile."""
 
     def __init__(self, stored: BinaryFile, read: Callable[[int], bytes]) -> None:
         self._stored = stored
@@ -456,7 +456,7 @@ def _zstd_window(stored: BinaryFile) -> int:
 
 
 class _LongWindowFrame:
-    """A decompressor of one .zst frame with any window, with the interface of zlib's."""
+    """Decompresses one .zst frame with any window, with the interface of zlib's objects."""
 
     def __init__(self) -> None:
         self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()

@@ -376,7 +376,7 @@ _NONCE_BITS = 64
 
 @contextlib.contextmanager
 def _os_errors(action: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Turns the errors of a client's package into OSError, except one for an object that does not exist."""
+    """Turns a client's errors into OSError, except FileNotFoundError for a missing object."""
     try:
         yield
     except FileNotFoundError:

@@ -343,7 +343,7 @@ def download_folder(source: Location, target: Path) -> None:
 
 
 def _files_below(folder: Location) -> tuple[Any, list[str], list[str]]:
-    """Returns a stored folder's file system, the names of all files below it, and the parts that follow its name."""
+    """Lists a stored folder: its file system, the files' full names, and their names after the folder's."""
     store, inside = file_system(folder), "/".join(bucket_and_name(folder))
     names = store.find(inside)
     return store, names, [name.removeprefix(inside) for name in names]
@@ -377,7 +377,7 @@ def local_folder(path: Location) -> Path:
 
 
 def _read_files(paths: Iterable[Location]) -> Iterator[tuple[str, bytes]]:
-    """Yields the name and content of each file, except those that disappear meanwhile."""
+    """Yields each file's name and content; skips files that disappear meanwhile."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError):  # another process may remove a listed file
             yield path.name, path.read_bytes()
