@@ -67,7 +67,8 @@ def unigram_baseline(
     vocabulary = dataset.vocabulary()
     counted = open_dataset(train, "train") if train else dataset
     counts = read_unigram_counts(counted.directory, counted.manifest).astype(np.float64)
-    # Special tokens are never masked, so the baseline does not predict them.
+    # Special tokens are never masked, so the baseline does not predict them. All others count once more, so that those
+    # without a training row have a finite loss.
     ordinary = np.ones(vocabulary.vocab_size, bool)
     ordinary[list(vocabulary.special_ids)] = False
     counts = np.where(ordinary, counts + 1, 0.0)

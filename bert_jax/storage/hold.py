@@ -46,6 +46,7 @@ class Record:
 
     @classmethod
     def of_this_process(cls) -> "Record":
+        # Cut, so that the record fits into RECORD_BYTES.
         host = socket.gethostname()[:100]
         boot, pid_namespace = host, ""
         with contextlib.suppress(OSError):  # only Linux has these files
@@ -176,10 +177,12 @@ class Hold:
             file, locked = self._open()
             with contextlib.ExitStack() as closing:
                 closing.callback(file.close)  # unless the folder is taken: closing it releases the lock
+                # None: holder.json was removed meanwhile, so a new file, with another lock, may have its name.
                 if self._wait_for_end(locked, report, TIMES.poll) is None:
                     continue
                 # Written in place: a new file would have another lock than the one that other runs wait for.
                 os.pwrite(file.fileno(), self._record.encoded(), 0)
+                # A damaged file may be longer than a record.
                 os.truncate(file.fileno(), RECORD_BYTES)
                 os.fsync(file.fileno())
                 # Without locks, another run may have read the file before this write. Whoever wrote last holds it.

@@ -124,6 +124,7 @@ def check_access(path: PurePath) -> None:
         missing, denied, anonymous = google.NotFound, (google.Forbidden, google.Unauthorized), GoogleAuthError
         silent = google.ServerError, google.TooManyRequests, google.RetryError, OSError
         other = google.GoogleAPIError, OSError
+    # From the narrowest to the widest: OSError, in the last one, includes most of S3's errors.
     try:
         list_object()
     except missing:

@@ -25,6 +25,7 @@ from pyarrow import fs
 from bert_jax.command_line import explain_os_error
 from bert_jax.errors import RunAgain, UserError
 
+# Each has five characters, by which addresses are cut.
 REMOTE = ("gs://", "s3://", "hf://")
 Errors: TypeAlias = type[Exception] | tuple[type[Exception], ...]
 PYARROW_ERRORS: Errors = (OSError, pa.ArrowException)  # from its stores; the Hub's client raises many packages' errors
@@ -298,6 +299,7 @@ class Folder:
         Raises:
             UserError: after the last block, if the file's hash or size is wrong.
         """
+        # Blocks are passed on before the hash is known; `write` removes a file whose blocks raise an error.
         digest, total = hashlib.sha256(), 0
         for block in self.blocks(name):
             digest.update(block)
