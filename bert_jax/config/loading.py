@@ -577,6 +577,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, Mapping):
             raise UserError(f"{where} is {value!r}, but has keys of its own. Write --{where}.KEY=VALUE")
         return load(group, {name: entry for name, entry in value.items() if not (kinds and name == "kind")}, where)
+    # The first type that fits counts.
     for kind in _members(hint):
         try:
             return _as(kind, value)

@@ -197,6 +197,7 @@ def _lookup(spec: TokenizerSpec) -> tuple[Callable[[str], str], Callable[[str], 
     problem = f"vocabulary is {KINDS[spec.kind]}, which makes words by merges of pieces alone and"
     if isinstance(spec, SentencePieceSpec) and spec.kind == "unigram":
         engine = SentencePieceEngine(spec)
+        # The engine normalizes with the space that add_dummy_prefix puts before a text; `split` adds it again.
         if spec.parsed.normalizer_spec.add_dummy_prefix:
             return (
                 lambda word: engine.normalize(word).removeprefix(SPACE).replace(SPACE, " "),

@@ -264,6 +264,7 @@ def _readme(
     """Renders README.md, which shows how to run `program`."""
     words, longest = loaded.vocabulary, loaded.model.max_positions
 
+    # Texts stand in Python code, which can read a JSON string.
     def quoted(text: str) -> str:
         return json.dumps(text, ensure_ascii=False)
 

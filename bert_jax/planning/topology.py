@@ -125,6 +125,7 @@ class Gpu:
     @property
     def target(self) -> str:
         """Describes the GPU to XLA's compiler, as the text of a GpuTargetConfigProto."""
+        # The limits that stand here as numbers are equal for all kinds in GPUS.
         extension = "NONE" if self.capability == 8 else "ACCELERATED_FEATURES"
         return (
             "gpu_device_info { threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048 "

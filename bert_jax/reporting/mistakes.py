@@ -43,6 +43,7 @@ def compare_spans(true: Sequence[Span], predicted: Sequence[Span]) -> list[tuple
 
     results: list[tuple[str, Span]] = []
     for span in true:
+        # span[1:] is the place of a span without its type.
         near = overlap(span, predicted)
         if span in near:
             result = CORRECT

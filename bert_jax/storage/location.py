@@ -290,6 +290,7 @@ def replace_folder(target: Location, save: Callable[[Path], None]) -> None:
     are not written again there, so that their readers notice nothing.
     """
     if isinstance(target, Path):
+        # atomic_folder replaces no finished folder.
         remove_folder(target)
         with files.atomic_folder(target) as unfinished:
             save(unfinished)
