@@ -241,7 +241,7 @@ def _scales(chart: Chart) -> tuple[Scale, Scale]:
     if high - low < 1e-12:  # all values are equal, but the axis needs a height
         low, high = (0.0, high) if high > 0 else (low, low + 1.0)
     marks = ticks(low, high)
-    # Curves begin at step 0, and a run of a single step still needs a width.
+    # The axis begins at step 0, and has a length even if all points are there.
     first_step, last_step = 0.0, max(float(steps.max()), 1.0)
     if chart.bar_width:  # a bar extends half-way to its neighbours
         first_step, last_step = float(steps.min()) - 0.5, float(steps.max()) + chart.bar_width - 0.5
