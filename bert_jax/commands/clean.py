@@ -136,11 +136,13 @@ def clean(options: CleanOptions, *, quiet: bool = True) -> dict[str, Any]:
 
 
 def _run(steps: Steps, corpus: Corpus, directory: Path, workers: int, quiet: bool) -> list[CleanedUnit]:
-    """Applies the rules to all units that no earlier run has finished. Returns the records of all units in order."""
+    """Applies the rules to all units not finished by an earlier run. Returns every unit's record, in order."""
     records: list[CleanedUnit] = []
     cleaned = 0  # bytes of text
 
     def unfinished() -> Iterator[Unit]:
+        # While workers take the others from this generator, finished units are added here, in no order; they are sorted
+        # in the end.
         for unit in units(corpus):
             record = read_record(directory, unit)
             if record is None:
@@ -186,7 +188,7 @@ def _names(commas: str) -> tuple[str, ...]:
 
 
 def _others(against: str) -> dict[Path, str]:
-    """Returns the folders of --against with hashes of their signatures. Raises UserError for an unusable one."""
+    """Hashes the signatures in each folder of --against. Raises UserError for an unusable folder."""
     hashes = {}
     for folder in (Path(os.path.abspath(name)) for name in _names(against)):
         if not (folder / SIGNATURES).exists():
@@ -196,6 +198,7 @@ def _others(against: str) -> dict[Path, str]:
                 f"--against {folder}: another version of bert-jax clean made it, whose signatures differ. Clean its "
                 "text again"
             )
+        # Checks the file now, before hours of cleaning.
         read_signatures(folder)
         with (folder / SIGNATURES).open("rb") as file:
             hashes[folder] = hashlib.file_digest(file, "sha256").hexdigest()

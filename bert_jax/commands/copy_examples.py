@@ -42,7 +42,8 @@ def copy(input: str, output: str, *, quiet: bool = True) -> int:
     listed = output_files.parse_sums(source.read(output_files.SUMS), place)
     if MANIFEST not in listed:
         raise UserError(f"damaged {place}: it does not list {MANIFEST}; copy the folder again")
-    # The file of sums is copied, too, although it does not list itself.
+    # The file of sums is copied, too, although it does not list itself. Asking for
+    # all sizes first finds missing files before anything is written.
     sizes = {name: source.size(name) for name in [*listed, output_files.SUMS]}
     with _target(output, set(sizes)) as target, Reporter("copying", sum(sizes.values()), ["MB"], quiet) as reporter:
         done = 0

@@ -102,6 +102,7 @@ def main(arguments: Sequence[str]) -> None:
 def _refuse_without_effect(override: str) -> None:
     """Raises UserError for a configuration key outside task.*, which would change nothing."""
     # An argument may be a key (--config.task.text), or a short flag of the other commands (--text) that sets one.
+    # An argument without dashes is the value of the flag before it.
     match = re.match(r"--?(?:config\.)?([\w.]+)", override)
     key = loading.KEYS.get(match[1], match[1]) if match else "task."
     if not key.startswith("task."):

@@ -30,7 +30,7 @@ GENERATION = "generation, for models trained with config.objective=diffusion"
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CheckpointOptions):
-    """The flags of the command. None stands for a default of the function, and shows that a flag is not given."""
+    """The command's flags. None means that a flag is not given, and leaves the default to the function."""
 
     sentences: tuple[str, ...] = option((), f"sentences with at least one {MASK}", metavar="SENTENCE", positional="*")
     top: int | None = option(None, "predictions shown per mask; default 5", metavar="N")
@@ -49,7 +49,7 @@ class Options(CheckpointOptions):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The options of sampling that are given."""
+        """The sampling options on the command line."""
         options = {"steps": self.steps, "seed": self.seed, "temperature": self.temperature}
         return {name: value for name, value in options.items() if value is not None}
 

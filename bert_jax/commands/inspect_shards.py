@@ -45,6 +45,7 @@ In the output of --show, {[MASK]: cat} is a position of a static mask and its la
 
 def named_parts(path: Path) -> tuple[Path, tuple[Part, ...]]:
     """Returns the output folder, and the parts, that DIR, DIR/train or DIR/eval means."""
+    # A finished output may be called train or eval itself.
     if path.name in PARTS and not (path / MANIFEST).exists():
         return path.parent, ("train" if path.name == "train" else "eval",)
     return path, ("train", "eval")
@@ -78,6 +79,7 @@ def check_page(target: Path, directory: Path) -> None:
         raise UserError(f"--html {target}: no folder {target.parent}. Create it, or choose another file")
     place, inspected = Path(os.path.realpath(target)), Path(os.path.realpath(directory))
     for folder in (place, *place.parents):
+        # Files of other programs have the manifest's name, too, so another folder needs the file of sums as well.
         if (folder / MANIFEST).exists() and (folder == inspected or (folder / output_files.SUMS).exists()):
             raise UserError(f"--html {target} is inside {folder}, which must not change; name a file outside it")
 

@@ -74,6 +74,7 @@ def main(arguments: Sequence[str]) -> None:
     from bert_jax.storage.files import write_json
     from bert_jax.train.run_size import many_rows
 
+    # Compared with the recipe as shipped, whose number of steps reads many more rows in larger batches.
     recipe = config_lib.from_flags(PretrainConfig, options.config)
     if longer := many_rows(config, recipe, options.config):
         print_note(longer)

@@ -146,7 +146,8 @@ def _submit(predictor: InputPredictor, model: FineTuned, path: Path, output: str
 
 
 def _csv(table: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> bytes:
-    """Returns a table with the columns of the inputs, then those of the predictions, as CSV."""
+    """Writes a CSV table: the inputs' columns, then the predictions'."""
+    # JSON lines may have different fields, so all rows are read for the columns.
     columns = list(dict.fromkeys(name for row, _ in table for name in row))
     # An output repeats the id of its input, and words that were given; both are columns already.
     repeated = {name for name in columns if all(row.get(name) == prediction.get(name) for row, prediction in table)}
@@ -166,7 +167,7 @@ def _cell(value: Any) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """Rounds the floats in a JSON value to the digits of a float32; one that JSON cannot write becomes null."""
+    """Rounds floats in a JSON value to a float32's digits; NaN and infinities become null, as JSON has neither."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> None:
 def read_arguments(
     command: str, description: str, options_class: type[Options], config_class: type[Config], arguments: Sequence[str]
 ) -> tuple[Options, Config]:
-    """Returns the flags of a training command, and the configuration that they give."""
+    """Parses a training command's arguments into its flags and its configuration."""
     options, overrides = parse_known(f"bert-jax {command}", description, options_class, arguments)
     enable_compilation_cache()
     # Arguments that are no flags are keys of the configuration, such as --config.steps=10.

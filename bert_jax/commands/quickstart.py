@@ -64,7 +64,7 @@ class Stages:
         self.save()
 
     def path(self, name: str) -> str:
-        """Returns the path of a file in the folder, as an argument of a command."""
+        """Returns a file's path in the folder, as a command's argument."""
         return str(self.folder / name)
 
     def exists(self, name: str) -> bool:
@@ -88,7 +88,7 @@ class Stages:
         entry: dict[str, Any] = {"figures": ""}
         started = time.monotonic()
         yield entry
-        # A stage that was interrupted and resumed took the time of both runs.
+        # A quickstart that is run again enters its finished stages, too, and adds the time that they take.
         earlier = self.record["stages"].get(name, {}).get("seconds", 0.0)
         entry["seconds"] = round(earlier + time.monotonic() - started, 1)
         self.record["stages"][name] = entry
@@ -133,7 +133,9 @@ class Stages:
     def _started(self, line: list[str]) -> Iterator[subprocess.Popen[bytes]]:
         self.console.print(f"$ {shlex.join(line)}", style="bold cyan", markup=False)
         self.console.file.flush()  # before the output of the command
+        # SIGTERM would end this process alone, and the command would train on without it.
         earlier = signal.signal(signal.SIGTERM, _stop)
+        # By this Python, since the `bert-jax` on the PATH may belong to another installation.
         process = subprocess.Popen([sys.executable, "-m", "bert_jax", *line[1:]])
         try:
             yield process
@@ -241,12 +243,15 @@ def pretraining(stages: Stages, plan: Plan) -> None:
         *(f"--config.data.train={stages.path('shards')}", f"--config.batch_size={plan.rows}"),
         *(f"--config.budget_minutes={plan.minutes:g}", "--config.optimizer.learning_rate=2e-3"),
         *("--config.optimizer.schedule.warmup_steps=100", "--config.model.dropout=0.0"),
+        # At least one checkpoint in the first quarter leaves time to kill and resume the run.
         *("--config.eval.every_steps=400", f"--config.checkpoint.every_minutes={min(0.5, plan.minutes / 4):.3g}"),
         *_verbose(plan),
     )
     description = f"Pretrains for {plan.minutes:g} minutes. After its first checkpoint it is killed, then resumed."
     with stages.stage("Pretraining", description) as entry:
+        # result.json is written at the end, so a run without it has not finished.
         if not stages.exists("pretrained/result.json"):
+            # The run is killed only once, even if the quickstart is stopped after that and run again.
             if "killed" not in stages.record:
                 _kill_once(stages, arguments)
             stages.run("pretrain", *arguments)
@@ -262,6 +267,7 @@ def _kill_once(stages: Stages, arguments: Sequence[str]) -> None:
 
     def past_checkpoint() -> bool:
         saved = latest_step(workdir)
+        # Only steps after the checkpoint can show that the run was resumed: they are trained again.
         return saved is not None and _last_step(workdir) > saved
 
     stages.run_and_kill("pretrain", *arguments, when=past_checkpoint)

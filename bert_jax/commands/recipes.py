@@ -28,6 +28,7 @@ def listing() -> str:
     lines: dict[str, list[str]] = {"pretrain": ["pretrain:"], "finetune": ["finetune:"]}
     for name, file in shipped_recipes().items():
         docstring, argument = _read(file)
+        # A recipe does not say its kind, but its docstring has the command to run it.
         [command] = [command for command in lines if f"bert-jax {command}" in docstring]
         lines[command].append(f"  {name + argument:32} {docstring.partition(chr(10))[0]}")
     return "\n".join(itertools.chain(*lines.values()))

@@ -45,6 +45,7 @@ def add_tokens(checkpoint: str | Path, words: str | Path, output: str | Path, av
         UserError: `grow` refuses a word of the file, or resize_checkpoint raises it.
     """
     file = Path(words)
+    # Only spaces are stripped; other white space is a mistake, which `grow` reports.
     lines = [word for _, line in numbered_lines(file) if (word := line.strip(" "))]
 
     def change(loaded: LoadedModel) -> VocabularyChange:

@@ -36,20 +36,23 @@ from bert_jax.errors import UserError
 # Finds recipes by name, e.g. `bert_base` or `glue`.
 
 
+# An installation has the recipes in bert_jax/configs (setup.py); the repository has them in its root.
 _PACKAGE = Path(__file__).parent.parent
 FOLDER = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Returns the file of each recipe by its name, sorted."""
+    """Returns each shipped recipe's file by name, sorted."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.py")) if path.stem != "__init__"}
 
 
 def recipe_file(name: str) -> Path:
-    """Returns the file of a recipe: the one of that name that comes with bert_jax, or else a file of the user.
+    """Finds a recipe's file: a shipped recipe with this name, or else a file of your own.
 
-    So a file of the user that is called `own` does not replace a recipe; ./own names it. Raises UserError for a name
-    that is neither.
+    A file called `own` therefore does not replace the recipe `own`; write ./own for the file.
+
+    Raises:
+        UserError: There is neither a recipe nor a file with this name.
     """
     shipped = shipped_recipes()
     if name in shipped:
@@ -67,13 +70,16 @@ def recipe_file(name: str) -> Path:
 def recipe_module(name: str) -> ModuleType:
     """Runs a recipe's file and returns its module, so that one recipe can build on another.
 
-    A file that has not changed runs once, since it may define the classes of an extension. Raises UserError for a
-    recipe that does not exist.
+    An unchanged file runs only once, since it may define an extension's classes.
+
+    Raises:
+        UserError: The recipe does not exist.
     """
     file = recipe_file(name).absolute()
     return _run(file, file.stat().st_mtime_ns)
 
 
+# `changed` is only a part of the cache's key, so that an edited recipe runs again in the same process.
 @functools.cache
 def _run(file: Path, changed: int) -> ModuleType:
     specification = importlib.util.spec_from_file_location("recipe", file)
@@ -168,10 +174,11 @@ OTHER_WORDS = {
 
 
 def recipe(config: Any) -> ml_collections.ConfigDict:
-    """Returns the ConfigDict of a configuration dataclass, for a recipe's get_config.
+    """Converts a configuration dataclass to a ConfigDict, for a recipe's get_config.
 
     A recipe that builds on another may change any value in it; `load` checks the types.
     """
+    # Without convert_dict, dictionaries that are values, such as a mixture, do not become groups of keys.
     tree = ml_collections.ConfigDict(type_safe=False, convert_dict=False)
     if isinstance(config, Kinds):
         tree.kind = config.kind
@@ -182,7 +189,7 @@ def recipe(config: Any) -> ml_collections.ConfigDict:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Returns a configuration dataclass as nested dictionaries, for JSON; those of a union say their kind first."""
+    """Converts a configuration dataclass to nested dictionaries, for JSON; in a union, `kind` comes first."""
     tree: dict[str, Any] = {"kind": config.kind} if isinstance(config, Kinds) else {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
@@ -191,20 +198,24 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_flags(config_class: type[Config], recipe_name: str, arguments: Sequence[str] = ()) -> Config:
-    """Returns the configuration of a recipe, changed by `--config.a.b=value` and by the short flags of KEYS.
+    """Runs a recipe and applies command-line overrides: `--config.a.b=value` and the short flags in KEYS.
 
     Args:
-        recipe_name: A file, or the name of a recipe that comes with bert_jax; either may end with :ARGUMENT.
+        config_class: PretrainConfig or FinetuneConfig.
+        recipe_name: A file or a shipped recipe's name; either may end with :ARGUMENT.
+        arguments: The flags and their values.
 
     Raises:
-        UserError: for a recipe that does not exist, an argument that it does not accept, an unknown key, or a value of
-            the wrong type.
+        UserError: The recipe does not exist or does not accept its argument, a key is unknown, or a value has the wrong
+            type.
     """
     tree = _plain(_run_recipe(recipe_name))
     _check_recipe(config_class, tree, recipe_name)
     written: dict[str, tuple[str, str]] = {}  # by key: the flag, as it is written, and its value
     for flag, value in _split_flags(config_class, arguments):
         key = KEYS.get(flag, flag.removeprefix("config."))
+        # The same flag may be repeated; the last one counts. Two flags for one key, such as --steps and --config.steps,
+        # are more likely a mistake.
         previous = written.get(key)
         if previous and previous[0] != flag and previous[1] != value:
             (first, value_there) = previous
@@ -217,13 +228,17 @@ def from_flags(config_class: type[Config], recipe_name: str, arguments: Sequence
 
 
 def from_values(config_class: type[Config], recipe_name: str, *overrides: Mapping[str, Any]) -> Config:
-    """Returns the configuration of a recipe, changed by Python values; the last override of a key counts.
+    """Runs a recipe and applies overrides from Python; the last override for a key counts.
 
     {"model.dropout": 0.1} and {"model": {"dropout": 0.1}} mean the same. NumPy arrays and other iterables count as
-    tuples. Raises UserError as from_flags does, and for a set, which has no order.
+    tuples.
+
+    Raises:
+        UserError: As in from_flags, and for a set, which has no order.
     """
     tree = _plain(_run_recipe(recipe_name))
     _check_recipe(config_class, tree, recipe_name)
+    # One override after another, because a later one may set keys of a kind that an earlier one chose.
     for values in overrides:
         leaves = dict(_leaves(config_class, tree, values))
         _assign(config_class, tree, leaves, lambda hint, value, where: _native(where, value))
@@ -231,7 +246,7 @@ def from_values(config_class: type[Config], recipe_name: str, *overrides: Mappin
 
 
 def change(config: Config, values: Mapping[str, Any]) -> Config:
-    """Returns a configuration with other values of some dotted keys. Raises UserError as from_values does."""
+    """Returns a copy with new values for some dotted keys. Raises UserError as from_values does."""
     tree = to_dict(config)
     _assign(type(config), tree, values, lambda hint, value, where: value)
     return load(type(config), tree)
@@ -240,10 +255,16 @@ def change(config: Config, values: Mapping[str, Any]) -> Config:
 def load(config_class: type[Config], values: Values, where: str = "config") -> Config:
     """Builds a configuration dataclass from a ConfigDict or a dict, recursively.
 
-    Raises UserError for an unknown key (naming the nearest known one), a missing key or a value of the wrong type. A
-    union takes the class that `kind` names.
+    Args:
+        config_class: The dataclass; for a union, `kind` in the values chooses one.
+        values: The values by key.
+        where: The prefix for keys in messages.
+
+    Raises:
+        UserError: A key is unknown (the message suggests the nearest one) or missing, or a value has the wrong type.
     """
     values = _plain(values)
+    # A union is not built itself: _convert finds the class that `kind` names, and calls this function for it.
     if issubclass(config_class, Kinds) and not config_class.kind:
         return typing.cast(Config, _convert(config_class, values, where))
     hints = typing.get_type_hints(config_class)
@@ -261,14 +282,14 @@ def load(config_class: type[Config], values: Values, where: str = "config") -> C
 
 
 def help_text(config: type) -> str:
-    """Returns the lines of `--help` that list the short flags of a command with this configuration."""
+    """Lists the short flags for this configuration, as lines for `--help`."""
     flags = [f"--{flag}: {key}" for flag, key in KEYS.items() if _defines(config, key)]
     listed = textwrap.fill(", ".join(flags), 96, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
     return f"Some keys have a flag of their own, such as --model=VALUE for --config.init_from=VALUE:\n{listed}"
 
 
 def _run_recipe(recipe_name: str) -> Values:
-    """Runs get_config of a recipe, with the text after the colon as its argument."""
+    """Calls a recipe's get_config, with the text after the colon as its argument."""
     file, colon, argument = recipe_name.partition(":")
     get_config = getattr(recipe_module(file), "get_config", None)
     if get_config is None:
@@ -295,6 +316,7 @@ def _split_flags(config_class: type, arguments: Sequence[str]) -> Iterator[tuple
         name = flag.partition(".")[0]
         if not argument.startswith("-"):
             raise UserError(f"unexpected argument {argument!r}. Write overrides as --config.KEY=VALUE")
+        # KEYS serves all commands, and e.g. a pretraining recipe has no task.
         if flag in KEYS and not _defines(config_class, KEYS[flag]):
             raise UserError(
                 f"unknown flag --{flag}, which sets config.{KEYS[flag]}: the recipe has no such key. Omit it"
@@ -306,6 +328,7 @@ def _split_flags(config_class: type, arguments: Sequence[str]) -> Iterator[tuple
             advice = _did_you_mean("--config", key) if key else "write overrides as --config.KEY=VALUE"
             raise UserError(f"unknown flag --{flag}; {advice}")
         if not equals:
+            # A missing value is treated like a following flag. One dash may begin a value, as in negative numbers.
             value = next(rest, "--")
             if value.startswith("--"):
                 raise UserError(f"--{flag} has no value; write --{flag}=VALUE")
@@ -313,9 +336,9 @@ def _split_flags(config_class: type, arguments: Sequence[str]) -> Iterator[tuple
 
 
 def _hint(config_class: type, key: str, tree: Any = None) -> Any:
-    """Returns the type of a dotted key. Raises UserError if the configuration does not have it.
+    """Looks up a dotted key's type. Raises UserError if the configuration does not have the key.
 
-    `tree` holds the configuration's values so far, which say the kinds of unions.
+    `tree` holds the values so far, which tell the chosen kinds.
     """
     where, hint = "config", config_class
     for name in key.split("."):
@@ -330,9 +353,10 @@ def _hint(config_class: type, key: str, tree: Any = None) -> Any:
 
 
 def _group(hint: Any, value: Any, where: str) -> Any:
-    """Returns the dataclass whose fields are the keys of a group, which for a union depends on its value."""
+    """Returns a group's dataclass; in a union, the value chooses it. None if the key holds a single value."""
     kinds = union(hint)
     if kinds is None:
+        # An optional group, such as LoraConfig | None.
         return next((kind for kind in _members(hint) if dataclasses.is_dataclass(kind)), None)
     if hint is kinds and kinds.kind:  # a kind itself, not the union
         return kinds
@@ -355,11 +379,10 @@ def _defines(config_class: type, key: str, tree: Any = None) -> bool:
 def _assign(
     config_class: type, tree: dict[str, Any], values: Mapping[str, Any], read: Callable[[Any, Any, str], Any]
 ) -> None:
-    """Sets dotted keys of a tree to what `read` makes of their type, value and name."""
+    """Sets dotted keys in a tree to read(type, value, name)."""
     names = {key: _without_kind(config_class, key, tree) for key in values}
-    for key, name in sorted(
-        names.items(), key=lambda pair: pair[1].count(".")
-    ):  # kinds before keys that depend on them
+    # Keys are sorted by depth, so that a kind is chosen before the keys that only this kind has.
+    for key, name in sorted(names.items(), key=lambda pair: pair[1].count(".")):
         hint = _hint(config_class, name, tree)
         value = read(hint, values[key], f"config.{name}")
         *groups, last = name.split(".")
@@ -369,6 +392,7 @@ def _assign(
                 node[group] = {} if node.get(group) is None else {"kind": node[group]}
             node = node[group]
         if isinstance(value, str) and union(hint) is not None:
+            # Keys that the new kind has, too, keep their values: another schedule keeps the warmup.
             shared = {item.name for item in dataclasses.fields(_group(hint, value, f"config.{name}"))}
             previous = node.get(last)
             kept = previous.items() if isinstance(previous, Mapping) else ()
@@ -377,7 +401,7 @@ def _assign(
 
 
 def _without_kind(config_class: type, key: str, tree: Any) -> str:
-    """Returns the key of a union for its kind: objective.kind=mlm means objective=mlm."""
+    """Shortens a union's kind to the union: objective.kind=mlm means objective=mlm."""
     parent, dot, last = key.rpartition(".")
     is_kind = dot and last == "kind" and _defines(config_class, parent, tree)
     return parent if is_kind and union(_hint(config_class, parent, tree)) else key
@@ -389,6 +413,7 @@ def _leaves(config_class: type, tree: Any, values: Mapping[str, Any], prefix: st
         key = f"{prefix}{name}"
         if dataclasses.is_dataclass(value):
             value = to_dict(value)
+        # An unknown key passes as it is, and _assign reports it with a suggestion.
         hint = _hint(config_class, key, tree) if _defines(config_class, key, tree) else None
         if isinstance(value, Mapping) and any(map(dataclasses.is_dataclass, _members(hint))):
             yield from _leaves(config_class, tree, value, f"{key}.")
@@ -397,7 +422,7 @@ def _leaves(config_class: type, tree: Any, values: Mapping[str, Any], prefix: st
 
 
 def _plain(values: Values) -> dict[str, Any]:
-    """Copies a tree of ConfigDicts, and of dataclasses in them, as dictionaries."""
+    """Copies nested ConfigDicts and dataclasses as dictionaries."""
     tree = {name: to_dict(value) if dataclasses.is_dataclass(value) else value for name, value in values.items()}
     return {
         name: _plain(value) if isinstance(value, ml_collections.ConfigDict) else value for name, value in tree.items()
@@ -405,7 +430,7 @@ def _plain(values: Values) -> dict[str, Any]:
 
 
 def _native(key: str, value: Any) -> Any:
-    """Returns a value of plain Python types, with tuples for all that has an order. Raises UserError for a set."""
+    """Converts a value to plain Python types, and everything ordered to tuples. Raises UserError for a set."""
     if isinstance(value, pathlib.PurePath):
         return str(value)
     if hasattr(value, "tolist"):  # arrays and numbers of NumPy, jax and torch, columns of pandas
@@ -420,11 +445,12 @@ def _native(key: str, value: Any) -> Any:
 
 
 def _read(hint: Any, text: str, where: str) -> Any:
-    """Reads a value of the command line: as it is for text, split at commas for a tuple of text, else a literal."""
+    """Reads a command-line value: text as it is, a tuple of texts split at commas, anything else as a literal."""
     others = tuple(kind for kind in _members(hint) if kind not in (str, types.NoneType))
     accepts_text = str in _members(hint)
     if accepts_text and not others:
         return text
+    # Names and paths in a list need no quotes. A bracket or a quote begins a literal.
     if others == (tuple[str, ...],) and text[:1] not in ("(", "[", "'", '"'):
         parts = tuple(part.strip() for part in text.split(",") if part.strip())
         return text if accepts_text and len(parts) < 2 else parts
@@ -434,6 +460,7 @@ def _read(hint: Any, text: str, where: str) -> Any:
         if accepts_text:
             return text
         raise UserError(f"{where} is {text!r}: {error}. Give a value of type {_described(hint)}") from None
+    # The key takes text or another type. A literal of the other type counts as such, and all else as text.
     if accepts_text:
         try:
             return _convert(functools.reduce(operator.or_, others), value, where)
@@ -449,6 +476,7 @@ def literal(text: str) -> Any:
     """
     try:
         return _value(ast.parse(text.strip(), mode="eval").body)
+    # Python raises TypeError for a key that cannot be hashed, and the last two for deep nesting.
     except (SyntaxError, TypeError, RecursionError, MemoryError):
         raise ValueError(f"{text!r} is not a Python literal; put text in quotes") from None
 
@@ -459,14 +487,17 @@ def _value(node: ast.expr) -> Any:
             return node.value
         case ast.Name():
             return {"true": True, "false": False, "none": None}.get(node.id.lower(), node.id)
+        # A configuration key, such as optimizer.learning_rate in a sweep, needs no quotes.
         case ast.Attribute():
             return f"{_value(node.value)}.{node.attr}"
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -number
         case ast.Tuple() | ast.List():
             return tuple(map(_value, node.elts))
+        # A None among the keys stands for **MAPPING.
         case ast.Dict() if None not in node.keys:
             keys = [_value(key) for key in node.keys if key]
+            # Python itself would silently keep the last of equal keys.
             for key in keys:
                 if keys.count(key) > 1:
                     raise ValueError(f"the key {key!r} occurs twice")
@@ -475,17 +506,20 @@ def _value(node: ast.expr) -> Any:
 
 
 def _unknown_key(where: str, key: str, group: Any, root: Any = None) -> str:
-    """Returns the message for a key that a group does not have, with the key that is meant in the whole configuration.
+    """Writes the message for an unknown key, and suggests the key that is probably meant.
 
     Args:
-        root: The class of the whole configuration, if it is known.
+        root: The whole configuration's class, if known, in which to look for that key.
     """
+    # From the most to the least likely meaning: a key of another kind of this union, a key in this group or below it, a
+    # key elsewhere. `nearest` accepts worse matches, so it comes last.
     kinds = group.kinds.items() if isinstance(group, type) and issubclass(group, Kinds) else ()
     owners = [name for name, kind in kinds if key in {item.name for item in dataclasses.fields(kind)}]
     if owners:
         return f"unknown key {where}.{key}: {where}={group.kind} does not have it. Set --{where}={' or '.join(owners)}"
     known = [item.name for item in dataclasses.fields(group)]
     inside = _meant(key, group)  # learning_rate, say, of optimizer
+    # If a kind has no keys at all, only the exact name of a key elsewhere is worth a suggestion.
     outside = _meant(key, root, cutoff=0.75 if known else 1.0) if root and not inside else ""
     if inside or outside:
         advice = _did_you_mean(where, inside) if inside else _did_you_mean("config", outside)
@@ -499,9 +533,10 @@ def _did_you_mean(group: str, key: str) -> str:
 
 
 def _meant(word: str, root: Any, cutoff: float = 0.75) -> str:
-    """Returns the key, or the flag, that is meant by a word of another library or by a misspelt key; else ""."""
+    """Finds the key or flag for another library's word or a misspelt key; "" if there is none."""
     paths = sorted({*_paths(root)}, key=lambda path: (-path.count("."), path))
     last = {path.rpartition(".")[2]: path for path in paths}  # of equal names, the outermost key counts
+    # Only the last name counts, since the group may be what is wrong.
     word = word.rpartition(".")[2]
     meant = OTHER_WORDS.get(word, "")
     if meant in paths or meant.startswith("--"):
@@ -511,7 +546,7 @@ def _meant(word: str, root: Any, cutoff: float = 0.75) -> str:
 
 
 def _paths(group: Any) -> Iterator[str]:
-    """Yields the names of all keys of a group and of the groups in it, with those of all kinds."""
+    """Yields all dotted keys below a group, including every kind's."""
     hints = typing.get_type_hints(group)
     for item in dataclasses.fields(group):
         yield item.name
@@ -533,7 +568,7 @@ def _described(hint: Any) -> str:
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
-    """Converts a value to a type. Raises UserError for a value of another type."""
+    """Converts a value to a type. Raises UserError if it has another type."""
     if value is None and types.NoneType in _members(hint):
         return None
     if (kinds := union(hint)) and isinstance(value, str):
@@ -542,6 +577,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, Mapping):
             raise UserError(f"{where} is {value!r}, but has keys of its own. Write --{where}.KEY=VALUE")
         return load(group, {name: entry for name, entry in value.items() if not (kinds and name == "kind")}, where)
+    # The first type that fits counts.
     for kind in _members(hint):
         try:
             return _as(kind, value)
@@ -551,13 +587,14 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def _as(kind: Any, value: Any) -> Any:
-    """Returns a value as a type that is no union. Raises TypeError for a value of another type."""
+    """Converts a value to a single type (no union). Raises TypeError if it has another type."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any or (kind is types.NoneType and value is None):
         return value
     if origin is tuple:
         if isinstance(value, Mapping):
             raise TypeError
+        # One value without a comma stands for a tuple with one element.
         parts = value if isinstance(value, list | tuple) else (value,)
         if arguments[-1] is Ellipsis:
             return tuple(_as_any(arguments[0], part) for part in parts)
@@ -568,6 +605,7 @@ def _as(kind: Any, value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise TypeError
         return {_as_key(arguments[0], key): _as_any(arguments[1], entry) for key, entry in value.items()}
+    # Whole numbers may stand for floats. True is an int to Python, but here a mistake.
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):

@@ -71,7 +71,7 @@ class LoraConfig:
 
     @property
     def matrices(self) -> tuple[str, ...]:
-        """The paths of the matrices that have adapters."""
+        """The paths of the adapted matrices."""
         return tuple(path for path in MATRICES if re.search(self.targets, path))
 
     @property
@@ -105,17 +105,17 @@ class EncoderConfig(Kinds):
         check(self, "model.encoder.")
 
     def check(self, model: "ModelConfig") -> None:
-        """Raises UserError for a model whose other fields do not fit."""
+        """Raises UserError if the model's other fields do not fit."""
 
     def check_rows(self, length: int, name: str) -> None:
-        """Raises UserError for training rows, of the shards `name`, that are too short."""
+        """Raises UserError if the training rows in the shards `name` are too short."""
 
     def computes_as(self, other: "EncoderConfig") -> bool:
         """Whether the parameters of another encoder mean the same in this one."""
         return self == other
 
     def layer_flops(self, model: "ModelConfig") -> int | None:
-        """The FLOPs of the layers' forward matmuls for one position of one direction; None: a Transformer's."""
+        """FLOPs in all layers' forward matmuls, per position and direction; None: as in a Transformer."""
         return None
 
 
@@ -194,6 +194,7 @@ class ModelConfig:
             raise UserError(
                 f"model.width {self.width} is not a multiple of model.heads {self.heads}. Change one of them"
             )
+        # Rotary positions rotate pairs of dimensions. Sinusoidal ones pair every sine with a cosine.
         if self.positions == "rotary" and (self.width // self.heads) % 2:
             raise UserError(
                 f"model.positions=rotary needs heads of even width, but model.width / model.heads is "
@@ -221,17 +222,17 @@ class ModelConfig:
 
     @property
     def directions(self) -> int:
-        """The number of the encoder's language models, each with its own part of every hidden state."""
+        """How many language models the encoder has; each has its own part of every hidden state."""
         return self.encoder.directions
 
     @property
     def layer_width(self) -> int:
-        """The width of one direction's layers: the hidden states' width, or a part of it."""
+        """One direction's width: the hidden states' width, or a part of it."""
         return self.width // self.directions
 
     @property
     def table_width(self) -> int:
-        """The width of the embeddings, and of the vectors that the output matrix multiplies."""
+        """The embeddings' width, which is also the input width of the output matrix."""
         return self.embedding_width or self.layer_width
 
     @property
@@ -248,10 +249,11 @@ class ModelConfig:
 
 
 def _add_optional_fields(source: type, leave_out: Collection[str]) -> Callable[[type[Options]], type[Options]]:
-    """A class decorator that adds the fields of a dataclass, each optional with default None."""
+    """Returns a class decorator that copies a dataclass's fields, each optional with default None."""
 
     def add(target: type[Options]) -> type[Options]:
         hints = typing.get_type_hints(source)
+        # The decorator runs before @dataclass, which takes the annotations added here for fields.
         for item in dataclasses.fields(source):
             if item.name not in leave_out:
                 target.__annotations__[item.name] = hints[item.name] | None

@@ -90,6 +90,7 @@ def option(
     metadata: dict[str, Any] = {"help": help, "marks": marks, "choices": choices, "valid": valid}
     metadata |= {"metavar": metavar, "aliases": tuple(aliases), "dashes": dashes}
     metadata |= {"positional": positional, "section": section, "name": name, "parser": parser}
+    # A dataclass refuses a mutable default. The copies keep one configuration from changing another.
     if isinstance(default, dict):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -116,6 +117,7 @@ class Kinds:
     kinds: ClassVar[dict[str, Any]]  # classes; typed so that extensions may construct them
 
     def __init_subclass__(cls, kind: str = "") -> None:
+        # A direct subclass is a union, with its own table. Classes without a name hold keys that several kinds share.
         if Kinds in cls.__bases__:
             cls.kinds = {}
         if kind:
@@ -124,10 +126,13 @@ class Kinds:
 
 
 def check(options: Any, prefix: str | None = None) -> None:
-    """Raises UserError for the first value that its field does not allow. None is allowed everywhere.
+    """Checks all values against their fields; None is always allowed.
 
     Args:
         prefix: What stands before the names of keys. By default, options are named as errors.flag does.
+
+    Raises:
+        UserError: A field does not allow its value; the first such field is named.
     """
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
@@ -145,19 +150,19 @@ def check(options: Any, prefix: str | None = None) -> None:
 
 
 class Checked:
-    """Base class of dataclasses whose options are checked when they are made."""
+    """Base class for dataclasses that check their options when they are made."""
 
     def __post_init__(self) -> None:
         check(self)
 
 
 def values(options: Any, base: type) -> dict[str, Any]:
-    """Returns the options, by name, that a base class of their dataclass declares."""
+    """Selects the options declared by a base class, by name."""
     return {field.name: getattr(options, field.name) for field in dataclasses.fields(base)}
 
 
 def marked(config: Any, mark: Mark) -> tuple[str, ...]:
-    """Returns the keys and groups of a configuration that have a mark, e.g. mesh.data."""
+    """Lists the keys and groups with a mark, e.g. mesh.data."""
     names: list[str] = []
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
@@ -178,9 +183,12 @@ class Key(NamedTuple):
 
 
 def keys(config: Any, prefix: str = "", every_kind: bool = False) -> list[Key]:
-    """Returns all keys of a configuration, whose values are shown as defaults, and of the groups in it.
+    """Lists all keys in a configuration and its groups; the configuration's values are shown as defaults.
 
-    With every_kind, it also lists the keys that the other kinds of a union have.
+    Args:
+        config: A configuration dataclass.
+        prefix: What stands before the keys' names.
+        every_kind: Whether to list also the keys that only a union's other kinds have.
     """
     hints = typing.get_type_hints(type(config))
     listed: list[Key] = []
@@ -201,7 +209,7 @@ def keys(config: Any, prefix: str = "", every_kind: bool = False) -> list[Key]:
 
 
 def _meaning(field: dataclasses.Field[Any]) -> str:
-    """Returns the help text of a field, with its choices if the text does not name them."""
+    """Returns a field's help text, followed by its choices unless the text names them."""
     meaning, choices = field.metadata["help"], field.metadata["choices"]
     if all(choice in meaning for choice in choices):
         return str(meaning)
@@ -209,9 +217,11 @@ def _meaning(field: dataclasses.Field[Any]) -> str:
 
 
 def _keys_of_kinds(kinds: type[Kinds], chosen: Kinds | None, prefix: str) -> list[Key]:
-    """Lists the keys of all kinds of a union once; the meaning of a key that some kinds lack begins with the others."""
+    """Lists a union's keys once. If some kinds lack a key, its meaning begins with the names of those that have it."""
     listed: dict[tuple[str, str], tuple[Key, list[str]]] = {}
     default = chosen or next(iter(kinds.kinds.values()))()
+    # The chosen kind comes first, so that keys that kinds share show its values. Equal names with different meanings
+    # are listed separately.
     for group in (default, *(kind() for name, kind in kinds.kinds.items() if name != default.kind)):
         for key in keys(group, prefix, every_kind=True):
             listed.setdefault((key.name, key.meaning), (key, []))[1].append(group.kind)
@@ -222,7 +232,7 @@ def _keys_of_kinds(kinds: type[Kinds], chosen: Kinds | None, prefix: str) -> lis
 
 
 def union(hint: Any) -> type[Kinds] | None:
-    """Returns the union that a field of this type holds a kind of, if it is one; it may be optional."""
+    """Returns the union in a field's type, which may be optional; None if it has none."""
     members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return next((kind for kind in members if isinstance(kind, type) and issubclass(kind, Kinds)), None)
 
@@ -239,7 +249,7 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def by_field(options: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values by the names of fields, resolving aliases. Raises UserError if a field is given twice."""
+    """Resolves aliases to field names. Raises UserError if a field is given twice."""
     names = {alias: field.name for field in dataclasses.fields(options) for alias in field.metadata["aliases"]}
     for alias, name in names.items():
         if alias in values and name in values:
@@ -248,10 +258,10 @@ def by_field(options: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_keywords(options: type[T], values: Mapping[str, Any]) -> T:
-    """Makes options from keyword arguments, which may be aliases.
+    """Makes options from keyword arguments, which may be aliases. A list stands for a tuple.
 
-    A list stands for a tuple. Raises UserError for an unknown name, a field given twice, a value of another type, and
-    one that is missing.
+    Raises:
+        UserError: A name is unknown, given twice or missing, or a value has the wrong type.
     """
     fields, hints = dataclasses.fields(options), typing.get_type_hints(options)  # type: ignore[arg-type]
     arguments = {name: tuple(v) if isinstance(v, list) else v for name, v in by_field(options, values).items()}
@@ -285,7 +295,7 @@ def _described(hint: Any) -> str:
 
 
 def parse(program: str, description: str, options: type[T], arguments: Sequence[str]) -> T:
-    """Parses the flags of a command that are the fields of a dataclass. Raises UserError for a mistake in them."""
+    """Parses a command's flags into a dataclass with a field for each. Raises UserError if they are wrong."""
     made, rest = parse_known(program, description, options, arguments)
     if rest:
         raise UserError(f"unrecognized arguments: {' '.join(rest)}. See: {program} --help")
@@ -321,6 +331,7 @@ def _parser(program: str, description: str, options: type) -> Parser:
         if field.default not in (REQUIRED, "", None, ()) and "default" not in meaning and hint is not bool:
             default = f"{field.default:g}" if isinstance(field.default, float) else field.default
             meaning = f"{meaning}; default {default}"
+        # argparse formats help texts with %.
         meaning = meaning.replace("%", "%%")
         if hint in (bool | None, bool | str | None) and not about["parser"]:
             value = {} if hint == bool | None else {"metavar": _metavar(field)}
@@ -376,7 +387,7 @@ def _joined(arguments: Sequence[str], flags: Container[str]) -> list[str]:
 
 
 def yes_or_no(text: str) -> bool:
-    """Parses the value of a flag that takes yes or no."""
+    """Parses a flag's value, yes or no."""
     if text not in ("yes", "no"):
         raise argparse.ArgumentTypeError(f"{text!r} is neither yes nor no")
     return text == "yes"
@@ -396,6 +407,7 @@ def _count_or_numbers(text: str) -> int | tuple[int, ...]:
         numbers = tuple(int(number) for number in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor several, such as 0,7,9") from None
+    # A number alone is a count; several are the values themselves.
     return numbers if len(numbers) > 1 else numbers[0]
 
 

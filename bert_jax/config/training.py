@@ -53,9 +53,12 @@ class DistillConfig:
         check(self, "distill.")
 
     def check_unused(self) -> None:
-        """Raises UserError for keys that have no effect, and for a teacher from which nothing is learned.
+        """Checks that every key has an effect, and that something is learned from the teacher.
 
-        It checks the configuration that is trained, since a sweep may set the weight that a key needs.
+        This is no part of __post_init__, since a sweep may still set the weight that a key needs.
+
+        Raises:
+            UserError: A key has no effect, or no term uses the teacher.
         """
         defaults = {item.name: item.default for item in dataclasses.fields(self)}
         changed = [name for name, default in defaults.items() if getattr(self, name) != default]
@@ -81,9 +84,17 @@ class DistillConfig:
                 )
 
     def pairs(self, student: int, teacher: int) -> Pairs:
-        """The hidden states to compare, for a student and a teacher with so many layers; none without hidden_weight.
+        """Pairs the student's hidden states with the teacher's, for comparison; empty without hidden_weight.
 
-        Raises UserError for `layers` that name a layer that does not exist, or cannot be read.
+        Args:
+            student: The student's number of layers.
+            teacher: The teacher's number of layers.
+
+        Returns:
+            Pairs (student, teacher), counted from 1; 0 is the embeddings.
+
+        Raises:
+            UserError: `layers` is malformed or names a layer that does not exist.
         """
         if not self.hidden_weight:
             return ()
@@ -339,6 +350,7 @@ class ObjectiveConfig(Kinds):
         check(self, "config.objective.")
 
 
+# Default and meaning of a key that several objectives have.
 _Z_LOSS = (
     0.0,
     "weight of the mean squared logarithm of the softmax's normalizer, such as 1e-4 (z-loss; Chowdhery et al. 2022, "
@@ -404,6 +416,7 @@ class MeshConfig:
     fsdp: int = option(1, "shards the rows, the parameters and the optimizer state", "free")
     tensor: int = option(1, "shards the attention heads, the feed-forward width and the vocabulary", "free")
     shard_optimizer: bool = option(False, "shards the optimizer state and the update over data, too", "free")
+    # Not "free" like the other keys of the mesh: rounded sums change the results.
     reduce_dtype: str = option(
         "auto",
         "dtype in which devices sum gradients: float32 or bfloat16, which halves the bytes and rounds each sum to 8 "
@@ -537,6 +550,7 @@ class PretrainConfig(TrainConfig):
                 "branch_from and init_from are both set. A branch has the parameters of its checkpoint: leave out "
                 "init_from, or branch_from to begin with a new optimizer state at step 0"
             )
+        # The default of steps counts, too: it could end a run before all tokens are read.
         others = [name for name in ("steps", "budget_minutes", "budget_replay") if getattr(self, name)]
         if self.tokens and others:
             raise UserError(

@@ -114,7 +114,7 @@ def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float, float | None, i
 
 
 def _measured_on(loaded: LoadedModel) -> str:
-    """The name of the data that the scores are of."""
+    """Names the data on which the scores were measured."""
     if loaded.data:
         return ", ".join(dict.fromkeys(source["name"] for source in loaded.data))
     task = loaded.task or {}
@@ -125,7 +125,7 @@ def _measured_on(loaded: LoadedModel) -> str:
 
 
 def _datasets(value: Any) -> Iterator[str]:
-    """The data sets of the Hub that a value of a configuration names."""
+    """Yields the Hub's data sets named in a configuration value."""
     if isinstance(value, str):
         yield from _DATASET.findall(value)
     elif isinstance(value, Mapping):
@@ -137,13 +137,14 @@ def _datasets(value: Any) -> Iterator[str]:
 
 
 def _inherited(start: str) -> dict[str, Any]:
-    """The metadata that a run inherits from the model that it began with, through earlier runs; never by a network."""
+    """Returns the metadata inherited from the model in `start`, through earlier runs; uses no network."""
     for _ in range(_MOST_RUNS):
         if not start:
             return {}
         if str(location.model_address(start)).startswith(location.PREFIX):
             return _of_base(start.removeprefix(location.PREFIX))
         folder = Path(start)
+        # init_from may name a step in a run's checkpoints; the configuration is the run's.
         if folder.parent.name == "checkpoints":
             folder = folder.parent.parent
         try:
@@ -151,6 +152,7 @@ def _inherited(start: str) -> dict[str, Any]:
         except (OSError, UserError):  # it was removed, or is in a store
             return {}
         if "model_type" in values:
+            # The data sets on the card trained the earlier model, not this one.
             known = read(folder)
             return {key: value for key, value in known.items() if key != "datasets"}
         start = str((values.get("training") or {}).get("init_from") or "")
@@ -158,7 +160,7 @@ def _inherited(start: str) -> dict[str, Any]:
 
 
 def _of_base(name: str) -> dict[str, Any]:
-    """The metadata of a model that began with one of the Hub, whose card may be in the cache."""
+    """Returns the metadata inherited from a Hub model, whose card may be in the cache."""
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(name, CARD_FILE)

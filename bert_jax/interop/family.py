@@ -169,6 +169,8 @@ def tensor_shapes(table: Sequence[Entry], config: ModelConfig, heads: Heads) -> 
 
 
 def _used_entries(table: Sequence[Entry], params: Mapping[str, object], config: ModelConfig) -> list[Entry]:
+    # A table has the entries of all heads and of both kinds of output; a model uses some, but none of its parameters
+    # may lack one.
     used = [entry for entry in table if entry.path in params and entry.tied in (None, config.tied_output)]
     assert len(used) == len(params), f"the name table lacks: {set(params) - {entry.path for entry in used}}"
     return used
@@ -215,6 +217,7 @@ def read_fields(file: Path, values: Mapping[str, Any], fields: tuple[Field, ...]
     for model_field, name, default in fields:
         value = values.get(name, default)
         kind = int if default is None or isinstance(default, int) else (int, float)
+        # Required numbers are sizes; the others, such as rates, may be 0.
         least = 1 if default is None else 0
         expected = ""
         if not isinstance(value, kind) or isinstance(value, bool):  # bool is a subclass of int
@@ -322,7 +325,7 @@ class Family:
         return values | {"pad_token_id": vocabulary.pad_id} | self.write_further(model, vocabulary)
 
     def parts(self, class_name: str) -> Parts:
-        """The heads that a file of a class may hold."""
+        """The heads that a class's file may hold."""
         return self.optional | self.classes[class_name]
 
     def table(self, class_name: str) -> tuple[Entry, ...]:
@@ -336,6 +339,6 @@ class Family:
 
 
 def head_names(heads: Heads) -> set[str]:
-    """The names of the heads that a model has."""
+    """Returns the names of a model's heads."""
     values = {field.name: getattr(heads, field.name) for field in dataclasses.fields(heads)}
     return {name for name, value in values.items() if value is True or (name in COUNTED and value)}

@@ -107,6 +107,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     values = read_json(file)
     named, model_type = values.get("architectures"), values.get("model_type")
     class_name = named[0] if isinstance(named, list) and named else named or ""
+    # named_family refuses other types with a message.
     if not isinstance(class_name, str) or not isinstance(model_type, str | None):
         return values
     if model_type in EQUAL_TYPES:
@@ -137,6 +138,7 @@ def _type_by_tensors(directory: Path, values: Mapping[str, Any]) -> str | None:
         return bare != names and len(own) > 1, len(own)
 
     best = max(FAMILIES.values(), key=fitness)
+    # With fewer names in common, the folder holds an architecture of no family.
     if fitness(best)[1] < len(best.encoder) // 2:
         return None
     # RoBERTa counts positions from its padding id, which is 0 in BERT.
@@ -217,6 +219,7 @@ def _find_heads(
     for part, entries in family.optional.items():
         used = [entry for entry in entries if entry.tied in (None, model.tied_output)]
         if part not in names and enough(any(name in weights for name in entry.names) for entry in used):
+            # The next-sentence head reads the pooler.
             names |= {part, "pooler"} if part == "next_sentence" else {part}
     fields: dict[str, Any] = {name: 1 if name in COUNTED else True for name in names}
     fields |= output_counts(family, class_name, weights) | family.read_heads(file, values, names)
@@ -226,10 +229,17 @@ def _find_heads(
 def _vector_task(
     folder: Path, is_own: bool, task: dict[str, Any] | None, model: ModelConfig, words: Vocabulary
 ) -> dict[str, Any] | None:
-    """The task in a folder's files of sentence-transformers; the given task where that one counts.
+    """Reads the task in a folder's files of sentence-transformers, unless the given task takes precedence.
 
-    The files take precedence over a task in config.json, since users and that library edit them. But a task of adapters
-    does over the files of their base model, which are not the opened folder's own.
+    The files take precedence over an embedding task in config.json, since users and that library edit them. But
+    adapters' own task takes precedence over the files of their base model, which is another folder.
+
+    Args:
+        folder: The folder with the files.
+        is_own: Whether it is the folder that was opened, not a base model's.
+        task: The task in config.json, if any.
+        model: The architecture.
+        words: The vocabulary.
     """
     if task is not None and (task["kind"] != sentence_transformers.KIND or not is_own):
         return task
@@ -269,14 +279,14 @@ def named_family(file: Path, values: Mapping[str, Any]) -> tuple[Family, str]:
 
 
 def output_counts(family: Family, class_name: str, weights: SafetensorsFolder) -> dict[str, int]:
-    """The output sizes of heads in COUNTED that the class requires and the file holds."""
+    """Returns output sizes by head, for heads in COUNTED that the class requires and the file holds."""
     required = family.classes[class_name]
     names = {part: required[part][0].names[0] for part in COUNTED if part in required}
     return {part: weights.shape(name)[0] for part, name in names.items() if name in weights and weights.shape(name)}
 
 
 def _further_heads(weights: SafetensorsFolder, expected: Mapping[str, object], family: Family) -> set[str]:
-    """Tensors of heads that the class lacks; a tensor of the encoder is none."""
+    """Names the tensors outside the encoder that belong to no head of the class."""
     if not weights.leaves_heads_out:
         return set()
     return {name for name in weights if name not in (*expected, *family.copies) and not name.startswith(family.base)}
@@ -310,6 +320,7 @@ def _problems(
             f"{weights.describe(extra[0])} is not part of the architecture in {file.name} ({len(extra)} such tensors). "
             "Correct the file, or remove the tensor"
         )
+    # Last, because this reads whole tensors; the checks above read names and shapes only.
     for copy, original in copies.items():
         if not np.array_equal(weights[copy], weights[original]):
             yield (

@@ -69,7 +69,7 @@ def sentence_encoder(loaded: LoadedModel) -> tuple[LoadedModel, Mapping[str, Any
 
 
 def written_vectors(loaded: LoadedModel) -> Mapping[str, Any] | None:
-    """The settings of sentence_transformers.write of a model for vectors; None if it is not one that can be written."""
+    """Returns an embedding model's settings for sentence_transformers.write; None for other models or poolings."""
     task = loaded.task or {}
     known = task.get("kind") == sentence_transformers.KIND and sentence_transformers.has_known_pooling(task)
     return task if known else None
@@ -102,6 +102,7 @@ def write(loaded: LoadedModel, directory: str | Path, vectors: Mapping[str, Any]
     if all(np.array_equal(narrow[name].astype(np.float32), tensor) for name, tensor in tensors.items()):
         tensors, dtype = narrow, loaded.dtype
     count = sum(tensor.size for tensor in tensors.values())
+    # This pooler only keeps transformers from adding a random one, so it is not counted.
     if not has_pooler(loaded.heads, loaded.model):
         fitting = huggingface.passing_pooler(family, class_name, loaded.model.width)
         tensors |= {name: tensor.astype(jnp.dtype(dtype)) for name, tensor in fitting.items()}
@@ -172,7 +173,7 @@ def describe(loaded: LoadedModel) -> str:
 
 
 def _compared_families(loaded: LoadedModel) -> list[tuple[Family, list[str]]]:
-    """The families with this kind of tokenizer, with the fields of the architecture that their formats cannot hold."""
+    """Lists the families with this kind of tokenizer, and the architecture fields their formats cannot hold."""
     # XLM-R and RoBERTa differ only in the kind of tokenizer.
     families = [item for item in FAMILIES.values() if not item.tokenizers or loaded.vocabulary.kind in item.tokenizers]
     return [(family, _unsupported_fields(family, loaded)) for family in families]
@@ -248,7 +249,7 @@ def _unsupported_fields(family: Family, loaded: LoadedModel) -> list[str]:
 
 
 def class_for(family: Family, heads: Heads) -> str:
-    """Chooses the class of transformers that holds these heads.
+    """Chooses the transformers class for these heads.
 
     Raises:
         UserError: No class holds them.

@@ -148,6 +148,7 @@ def initial_params(
         for new, old in _BEFORE_HEADS.items():
             for path, value in loaded.params.items():
                 if path.startswith(old + layers.SEPARATOR):
+                    # A pooler that the checkpoint already has takes precedence.
                     params.setdefault(path.replace(old, new), value)
 
     # A head with as many outputs may still have other labels: its outputs would then mean something else.

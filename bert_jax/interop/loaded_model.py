@@ -21,6 +21,7 @@ _EMBEDDINGS, _PROJECTION, _GENERATOR = "embeddings/", "embeddings/projection/", 
 _REGRESSION_HEADS = {"regression": "classifier", "token_regression": "tagger"}  # by kind of task
 
 
+# Without eq, since the comparison of arrays gives arrays.
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
     """A model in host memory: float32 parameters by path, as bert_jax.model.bert names them."""

@@ -150,7 +150,7 @@ def render(loaded: LoadedModel, family: Family, class_name: str, parameters: int
 
 
 def _tagging_call(loaded: LoadedModel) -> str:
-    """The call of transformers that finds the entities that bert_jax finds; empty for models without tags."""
+    """Shows how transformers finds the same entities as bert_jax; empty for models without tags."""
     if loaded.heads.tags < 2:
         return ""
     # By default transformers takes pieces as words, and cuts a long text at its maximum in silence.
@@ -253,6 +253,7 @@ def _without_folders(value: Any) -> Any:
     # Data from memory were in a temporary folder, whose name means nothing.
     if any(part.startswith(IN_MEMORY) for part in parts):
         return ""
+    # The empty names let short paths unpack, too.
     *_, run, folder, last = ("", "", "", *parts)
     return f"{run}, step {last}" if run and folder == CHECKPOINTS else last
 

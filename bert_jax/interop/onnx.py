@@ -89,10 +89,10 @@ class Difference(NamedTuple):
 
 
 def check_installed() -> None:
-    """Checks that the packages of the extra `onnx` are installed.
+    """Checks that the extra `onnx` is installed.
 
     Raises:
-        UserError: One is missing.
+        UserError: A package is missing.
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -148,6 +148,7 @@ def _write_programs(
     """Writes a float32 program in each dtype, and returns differences by dtype and output."""
     folder.mkdir()
     in_two_files = sum(4 * math.prod(tensor.dims) for tensor in program.graph.initializer) > TENSORS_LIMIT
+    # In the folder of the output, so that finished files are renamed and not copied.
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         # The float32 program is compared in any case: it shows whether the conversion is right.
         plain = Path(scratch) / FILES["float32"]
@@ -335,7 +336,7 @@ def _quietly() -> Iterator[None]:
 
 
 def folded(traced: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """Computes at trace time the parts of a function that need no argument, such as the slices of layers.
+    """Computes everything that needs no argument at trace time, e.g. the slices of stacked layers.
 
     The model's parameters must be constants of the traced function. Calls are inlined.
     """
@@ -353,6 +354,7 @@ def _evaluate(jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[Any]) 
         operands = [read(variable) for variable in equation.invars]
         primitive = equation.primitive
         if primitive.name in _CALLED:
+            # Inlined, so that constants within the call are folded, too.
             called = equation.params[_CALLED[primitive.name]]
             results: Sequence[Any] = _evaluate(called.jaxpr, called.consts, operands)
         else:

@@ -77,6 +77,7 @@ def read(directory: Path) -> LoadedModel:
     check_fixed(file, values, _FIXED)
     base = _base_folder(directory, values.get("base_model_name_or_path"))
     config = huggingface.read_config(base)
+    # The base model's files of sentence-transformers take precedence over a task in its config.json.
     if sentence_transformers.is_folder(base):
         config.pop(huggingface.TASK_FIELD, None)
     family, class_name = huggingface.named_family(base / huggingface.CONFIG_FILE, config)
@@ -134,6 +135,7 @@ class AdaptedFolder(SafetensorsFolder):
             if ".lora_" not in bare:
                 self._replaced[bare] = tensor
                 continue
+            # Every pair is met twice, by its A and its B, so that a tensor without the other one is found.
             stem = re.sub(r"\.lora_[AB]\.weight$", "", name)
             matrix = f"{stem.removeprefix(PREFIX).removeprefix(family.prefix)}.weight"
             a, b = tensors.get(stem + LORA_A), tensors.get(stem + LORA_B)
@@ -306,13 +308,14 @@ def _read_base(folder: Path, loaded: LoadedModel) -> LoadedModel:
 def _changed_modules(
     loaded: LoadedModel, original: LoadedModel, family: Family, table: tuple[Entry, ...]
 ) -> dict[str, np.ndarray]:
-    """Tensors of modules outside the encoder that the base model lacks or has with other values."""
+    """Returns the tensors of modules outside the encoder that are missing from the base model or differ from it."""
     # Only heads and the pooler can differ: `_read_base` compared the rest.
     plain = {path: value for path, value in loaded.params.items() if not lora.is_adapter(path)}
     tensors = families.export_tensors(table, plain, loaded.model)
     heads = {name for entry in table if entry not in family.encoder for name in entry.names if name in tensors}
     base_table = family.table(class_for(family, original.heads))
     known = families.export_tensors(base_table, original.params, original.model)
+    # peft replaces whole modules, so one changed tensor takes the others of its module along.
     changed = {name.split(".")[0] for name in heads if not np.array_equal(known.get(name, np.empty(0)), tensors[name])}
     return {name: tensors[name] for name in sorted(heads) if name.split(".")[0] in changed}
 

@@ -124,6 +124,7 @@ def with_vocabulary(loaded: LoadedModel, change: VocabularyChange) -> LoadedMode
 def vocabulary_axes(model: ModelConfig, heads: Heads) -> dict[str, int]:
     """Finds the parameters with a row per token (token tables and output biases), by path, with the rows' axis."""
     # Their shapes are those that depend on the vocabulary's size.
+    # The size grows by more than the padding of tables, so that padded tables differ, too.
     larger = dataclasses.replace(model, vocab_size=2 * model.vocab_size + 1_000)
     shapes, others = (layers.flatten(abstract_params(config, heads)) for config in (model, larger))
     differing = {path: np.flatnonzero(np.not_equal(shapes[path].shape, others[path].shape)) for path in shapes}
@@ -196,6 +197,7 @@ def _lookup(spec: TokenizerSpec) -> tuple[Callable[[str], str], Callable[[str], 
     problem = f"vocabulary is {KINDS[spec.kind]}, which makes words by merges of pieces alone and"
     if isinstance(spec, SentencePieceSpec) and spec.kind == "unigram":
         engine = SentencePieceEngine(spec)
+        # The engine normalizes with the space that add_dummy_prefix puts before a text; `split` adds it again.
         if spec.parsed.normalizer_spec.add_dummy_prefix:
             return (
                 lambda word: engine.normalize(word).removeprefix(SPACE).replace(SPACE, " "),
@@ -294,7 +296,7 @@ class Usage:
         self._library = wordpiece.library_tokenizer(spec) if isinstance(spec, WordPieceSpec) else None
 
     def add(self, texts: Sequence[str]) -> None:
-        """Counts the tokens of texts alone, of texts that continue a document (data_prep.worker), and of tasks."""
+        """Counts the tokens in texts: alone, within a document (data_prep.worker), and in tasks."""
         self._add(self._tokenizer, texts)
         # Shards encode sentences within a document, where some tokenizers add no space before a text.
         if self._tokenizer.within_text is not self._tokenizer:
@@ -389,7 +391,7 @@ def _trim_sentencepiece(spec: SentencePieceSpec, used: set[str]) -> SentencePiec
 
 
 def _with_parts(tokens: Iterable[str], parts: Callable[[str], Iterable[tuple[str, str]]]) -> set[str]:
-    """Adds all parts of tokens, recursively; `parts` lists the pairs that a token is merged from."""
+    """Adds all parts of tokens, recursively; `parts` lists the pairs from which a token is merged."""
     reached: set[str] = set()
     waiting = list(tokens)
     while waiting:

@@ -79,6 +79,7 @@ def read_task(directory: Path, model: ModelConfig, vocabulary: Vocabulary) -> di
             if modes is None:  # older folders have a flag for each mode
                 modes = [name for key, name in MODES.items() if values.get(key)] or ["mean"]
             modes = [modes] if isinstance(modes, str) else list(modes)
+            # Unknown modes and settings become a part of the name, so that has_known_pooling refuses them later.
             pooling = " + ".join(NAMES.get(mode, str(mode)) for mode in modes)
             poolings.append(pooling if values.get("include_prompt", True) else f"{pooling} without the prompt")
         elif kind == "Normalize":

@@ -95,6 +95,7 @@ def _program(
 
 
 def _sequence_vectors(model: Bert, rows: Rows, encoded: Encoded) -> Float[Array, "B 1 D"]:
+    # A row's only sequence begins at position 0.
     states, first = outputs.task_states(model, encoded), jnp.zeros_like(rows.input_ids[:, :1])
     return outputs.sequence_vectors(model, states, rows.sequence_ids, first)
 
@@ -119,6 +120,7 @@ def text_vectors(loaded: LoadedModel, runtime: Runtime, settings: Mapping[str, A
     """
 
     def compute(model: Bert, rows: Rows, encoded: Encoded, inputs: dict[str, Array]) -> Outputs:
+        # sentence-transformers also cuts vectors last, so that a cut vector no longer has length 1.
         vector = pool_rows(settings["pooling"], encoded.last, rows.sequence_ids)
         vector = unit_vectors(vector) if settings["normalize"] else vector
         return {"last": encoded.last, "vector": vector[:, : settings.get("truncate_dim") or None]}
@@ -262,6 +264,7 @@ def _readme(
     """Renders README.md, which shows how to run `program`."""
     words, longest = loaded.vocabulary, loaded.model.max_positions
 
+    # Texts stand in Python code, which can read a JSON string.
     def quoted(text: str) -> str:
         return json.dumps(text, ensure_ascii=False)
 

@@ -144,6 +144,7 @@ def _tensor_names(directory: Path) -> Iterator[tuple[Path, str]]:
         return
     if not index.exists():
         for path in sorted(directory.glob("*")):
+            # SetFit's classifier holds no encoder, so the advice to convert it would not help.
             if path.name != SETFIT_HEAD:
                 refuse_pickle(path)
         tensorflow = [path.name for pattern in TENSORFLOW_FILES for path in sorted(directory.glob(pattern))]

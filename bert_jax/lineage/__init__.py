@@ -27,6 +27,7 @@ from bert_jax.train.sharding import FSDP, PARAMETER_RULES
 __all__ = ["LSTM", "RNN", "WITHOUT_ATTENTION", "BiLSTM", "BidirectionalLMObjective", "FeedForward"]
 
 OBJECTIVES["bidirectional_lm"] = bidirectional_lm
+# At the front, because the first match counts, and the last rule matches every path.
 PARAMETER_RULES[:0] = [
     (r"(^|/)layers/((forward|backward)/)?(input|recurrent)/kernel$", (None, FSDP, None, None)),  # [L, D, G, C]
     (r"(^|/)layers/((forward|backward)/)?projection/kernel$", (None, FSDP, None)),  # [L, C, D], of an LSTM

@@ -199,6 +199,7 @@ class RecurrentEncoder(Encoder):
         def apply(below: Array, part: tuple[Any, ...]) -> tuple[Array, Array | None]:
             own, seeds, lowest = part
             # The embeddings below the lowest layer had their dropout already.
+            # `lowest` is an array, because a scan runs one program for all layers.
             dropped = jnp.where(lowest, below, dropout(below, self.config.dropout, seeds))
             above = nnx.merge(graph, gathered(own, self.runtime))(dropped, starts)
             if encoder.residual:
@@ -312,10 +313,12 @@ class RecurrentConfig(EncoderConfig):
             )
 
     def computes_as(self, other: EncoderConfig) -> bool:
+        # bptt changes gradients, not outputs.
         return isinstance(other, type(self)) and self == replace(other, bptt=self.bptt)
 
     def layer_flops(self, model: ModelConfig) -> int:
         """Each gate has a matmul with the input and one with the state."""
+        # A multiply-add is two FLOPs. The last term is the projection, which exists only with cell_width.
         width, cells = model.layer_width, self.cell_width
         return model.layers * (4 * self.cell.gates * width * (cells or width) + 2 * cells * width)
 

@@ -92,6 +92,7 @@ def with_architecture(config: PretrainConfig, vocab_size: int | None) -> tuple[P
     """
     if config.model.preset != sizes.FROM_CHECKPOINT:
         return config, vocab_size
+    # The vocabulary size of 1 is not used, since the preset `checkpoint` has its own.
     model = architecture(config, 1, open_initial(config))
     if vocab_size not in (None, model.vocab_size):
         raise UserError(
@@ -263,7 +264,7 @@ def _without_cache() -> Iterator[None]:
 
 
 def bytes_per_device(tree: Any) -> int:
-    """Returns the bytes that a tree of arrays, or of shapes with shardings, takes on one device."""
+    """Returns the bytes on one device for a tree of arrays, or shapes with shardings."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * int(leaf.dtype.itemsize) for leaf in jax.tree.leaves(tree)
     )
@@ -275,7 +276,7 @@ _EXCEEDED = re.compile(rf"(?:Used|HLO temporaries) \(?{_SIZE}\)? (?:of|exceeds a
 
 
 def parse_out_of_memory(message: str, arguments: int) -> tuple[int, int] | None:
-    """Returns the bytes needed and available if libtpu's message says that memory is exceeded, else None.
+    """Reads the bytes needed and available from libtpu's out-of-memory message; None for another message.
 
     Args:
         arguments: Bytes of the step's arguments. One form of the message ("HLO temporaries") does not count them.

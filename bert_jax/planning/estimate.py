@@ -164,7 +164,7 @@ def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estim
 
 
 def collectives(program: Program, topology: Topology) -> list[Collective]:
-    """Returns a program's collectives, and how much of them is hidden by work between their start and end."""
+    """Returns a program's collectives, and how much of each is hidden by work between its start and end."""
     chip = topology.chip
 
     def work_seconds(instruction: Instruction) -> float:
@@ -176,7 +176,7 @@ def collectives(program: Program, topology: Topology) -> list[Collective]:
 
 
 def pallas_efficiency(chip: Chip | Gpu, head_width: int) -> float:
-    """Returns the assumed speed of Pallas kernels, as a share of the peak."""
+    """Returns the assumed speed of Pallas kernels relative to the peak."""
     # A head that is narrower than a TPU's matrix unit leaves part of the unit idle.
     return PALLAS_EFFICIENCY * (min(1.0, head_width / chip.unit) if isinstance(chip, Chip) else 1.0)
 

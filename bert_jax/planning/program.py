@@ -59,6 +59,7 @@ class Instruction:
         """Bytes of the result, without padding. A tuple's parts are added up."""
         total = 0
         for kind, sizes in _ARRAY.findall(self.shape):
+            # A pred takes a byte. Types without a size in their names, such as token, hold no data.
             bits = re.search(r"\d+", kind.replace("pred", "s8"))
             total += math.prod(map(int, filter(None, sizes.split(",")))) * (max(int(bits[0]) // 8, 1) if bits else 0)
         return total
@@ -144,6 +145,7 @@ def parse(text: str) -> Program:
         if branches := _BRANCHES.search(rest):
             called += tuple(part.strip().lstrip("%") for part in branches[1].split(","))
         named = _NAME.findall(_in_brackets(rest, opcode.end() - 1)) if "%" in rest else ()
+        # Instructions stand after their operands in the text, so `body` has these already.
         operands = tuple(body[operand] for operand in named if operand in body)
         body[match[1]] = Instruction(match[1], opcode[1], shape, rest, called, operands)
     if not entry:
@@ -187,7 +189,7 @@ def bytes_moved(program: Program, instruction: Instruction) -> int:
             users.setdefault(operand.name, []).append((user, index))
 
     def uses(name: str) -> list[tuple[Instruction, int]]:
-        """Returns the uses of a value. Instructions that only rename or convert it are looked through."""
+        """Returns a value's uses, looking through instructions that only rename or convert it."""
         direct = users.get(name, [])
         return [use for user in direct for use in (uses(user[0].name) if user[0].opcode in _SAME else [user])] or direct
 

@@ -52,7 +52,7 @@ class Chip:
         return self.peak_flops / (2 * self.unit**2 * self.units)
 
     def wraps_around(self, sides: tuple[int, ...]) -> tuple[bool, ...]:
-        """Returns whether the ends of every axis are linked, so that the axis is a ring instead of a line."""
+        """Returns for every axis whether its ends are linked, which makes it a ring instead of a line."""
         # On v5e and v6e, an axis of 16 chips wraps around. On other kinds, all axes wrap around if all are multiples of
         # 4 (docs.cloud.google.com/tpu/docs/v4).
         if self.dimensions == 3:
@@ -125,6 +125,7 @@ class Gpu:
     @property
     def target(self) -> str:
         """Describes the GPU to XLA's compiler, as the text of a GpuTargetConfigProto."""
+        # The limits that stand here as numbers are equal for all kinds in GPUS.
         extension = "NONE" if self.capability == 8 else "ACCELERATED_FEATURES"
         return (
             "gpu_device_info { threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048 "
@@ -212,7 +213,7 @@ class Topology:
 
     @property
     def hosts(self) -> int:
-        """The number of machines that feed the devices: GPU hosts, or virtual machines with TPUs."""
+        """How many machines feed the devices: GPU hosts, or virtual machines with TPUs."""
         if not self.sides:
             return self.slices
         chips = math.prod(self.sides)
@@ -237,7 +238,7 @@ class Topology:
         return collective.ring_seconds(RING_EFFICIENCY * bandwidth)
 
     def links(self, group: int) -> float:
-        """Returns how many of a TPU device's links a group of devices can use at the same time."""
+        """Returns how many of its links a TPU device can use at once within a group of devices."""
         assert isinstance(self.chip, Chip)
         # The group spans as few axes as possible: the longest one comes first, and divides the chips that are left. A
         # ring gives two links, a line only one, because its last device receives from one side. The devices on a chip
@@ -327,6 +328,7 @@ def parse(name: str, slices: int = 1) -> Topology:
         raise unknown(f"use KIND:AxB, KIND-SIZE or KIND:N with KIND one of {', '.join([*CHIPS, *GPUS])}")
     chip, shape = CHIPS[kind], match[2]
     if not shape:  # KIND-SIZE
+        # SHAPES counts chips, but the names of some kinds count TensorCores.
         shapes = {
             chips * chip.named_cores: shape for chips, shape in SHAPES[chip.dimensions].items() if chips <= chip.largest
         }
@@ -344,7 +346,7 @@ def parse(name: str, slices: int = 1) -> Topology:
 
 
 def _memory_fraction() -> float:
-    """Returns the share of a GPU's memory that jax gives a program in this environment."""
+    """Returns the share of a GPU's memory available to a program in this environment."""
     for variable in MEMORY_VARIABLES:
         if value := os.environ.get(variable):
             try:

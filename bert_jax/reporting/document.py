@@ -118,6 +118,7 @@ def number(value: int | float) -> str:
         return f"{value / 1e6:.4g}M"
     if size >= 1e3:
         return f"{value:,.0f}"
+    # 0.999 keeps a value that only rounding puts below 0.0001 in the usual form.
     if 0 < size < 1e-4 * 0.999:
         digits, power = f"{value:.2e}".split("e")
         return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
@@ -347,6 +348,7 @@ def _histogram(histogram: Histogram) -> RichTable:
         table.add_column(name, justify="right")
         table.add_column("", width=width)
     binned = list(histogram.bins(_HISTOGRAM_BINS).values())
+    # Every series has a scale of its own, since a held-out part is much smaller than the training part.
     longest = [max(1, *(count for _, _, count in bins)) for bins in binned]
     for rows in zip(*binned, strict=True):
         first, last, _ = rows[0]

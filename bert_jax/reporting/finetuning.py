@@ -105,6 +105,7 @@ def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredi
     path = files.get("dev", files["train"])
     split = registry.read(model.task, path)
     if "dev" not in files:
+        # Without a dev file, training held out a part of its own file: the same examples are chosen again.
         _, chosen = held_out.of_run(config.training)
         if not chosen:
             raise UserError("the task has no dev file (--config.task.dev)")
@@ -247,8 +248,10 @@ def _question(dev: DevPredictions[QuestionTask, QuestionRows]) -> list[Section]:
 def question_word(question: str) -> str:
     """Returns the first question word (QUESTION_WORDS) in a question, or `other`."""
     letters = "".join(letter if letter.isalnum() else " " for letter in question.lower())
+    # The spaces around words keep "how" from being found in "show".
     words = f" {' '.join(letters.split())} "
     places = {word: words.find(f" {word} ") for word in QUESTION_WORDS if f" {word} " in words}
+    # "how many" and "how" begin at one place, where the longer one counts.
     return min(places, key=lambda word: (places[word], -len(word)), default="other")
 
 

@@ -43,6 +43,7 @@ def compare_spans(true: Sequence[Span], predicted: Sequence[Span]) -> list[tuple
 
     results: list[tuple[str, Span]] = []
     for span in true:
+        # span[1:] is the place of a span without its type.
         near = overlap(span, predicted)
         if span in near:
             result = CORRECT
@@ -73,6 +74,7 @@ class Calibration(NamedTuple):
 
 def calibrate(confidence: Float[np.ndarray, "R"], correct: Bool[np.ndarray, "R"]) -> Calibration:
     """Bins predictions by their probability (`confidence`) and measures how many are correct."""
+    # Bins are closed above, so only a probability of 0, or one above 1 by rounding, needs the clip.
     bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
     counts = np.bincount(bins, minlength=BINS)
     with np.errstate(invalid="ignore"):  # 0 / 0 in an empty bin
@@ -85,6 +87,7 @@ def most_confused(
 ) -> list[tuple[str, str, int, float]]:
     """Lists the most frequent confusions: label, prediction, count, and share of the label's cases."""
     wrong = counts * (1 - np.eye(len(counts), dtype=np.int64))
+    # A cell's flat index is label * C + prediction. A stable sort keeps equal counts in the order of the classes.
     order = [divmod(int(cell), len(counts)) for cell in np.argsort(-wrong, axis=None, kind="stable")[:most]]
     return [
         (names[label], names[other], int(wrong[label, other]), float(wrong[label, other] / counts[label].sum()))
@@ -113,6 +116,7 @@ def reliability(calibration: Calibration) -> str:
             f"<title>{percent(index / bins)} to {percent((index + 1) / bins)}: {count:,} predictions, "
             f"accuracy {percent(accuracy)}, mean confidence {percent(confidence)}</title>"
         )
+        # A bar up to the accuracy, and on it or above it the gap to the confidence.
         top, bottom = sorted((y(accuracy), y(confidence)))
         columns += f'<g class="series-0">{bar(index, y(accuracy), y.begin - y(accuracy), title)}</g>'
         columns += f'<g class="gap">{bar(index, top, bottom - top, title)}</g>'
@@ -131,6 +135,7 @@ def reliability(calibration: Calibration) -> str:
 
 def scatter(labels: Float[np.ndarray, "R"], predictions: Float[np.ndarray, "R"], names: Sequence[str]) -> str:
     """Plots a point for each item, at most MOST_POINTS; predictions on the diagonal equal their labels."""
+    # Evenly spaced, because a file may be sorted by label.
     items = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), MOST_POINTS)).astype(int)).tolist()
     low, high = float(min(labels.min(), predictions.min())), float(max(labels.max(), predictions.max()))
     if high - low < 1e-12:  # all values are equal

@@ -179,6 +179,7 @@ def figure(chart: Chart) -> str:
     marks = [axes(x_scale, y_scale, chart.axis, number, chart.show)]
     legend, curves = "", []  # curves: what the page's script needs to show values and to mark points
     for index, series in enumerate(chart.series):
+        # A series may have a fixed colour, so that a run looks the same in all charts of a page.
         css = f"series-{index if series.colour is None else series.colour}"
         x, y = x_scale(series.steps), y_scale(series.values)
         if chart.bar_width:
@@ -187,6 +188,7 @@ def figure(chart: Chart) -> str:
             offset = (index - (len(chart.series) - 1) / 2) * share * chart.bar_width
             x = x_scale(series.steps + (chart.bar_width - 1) / 2 + offset)
             width, base = (x_scale(float(chart.bar_width)) - x_scale(0.0)) * share, y_scale(0.0)
+            # Bars of less than a twentieth of a pixel would only make the page larger.
             bars = "".join(
                 f'<rect x="{middle - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{base - top:.1f}"/>'
                 for middle, top in zip(x, y, strict=True)
@@ -239,6 +241,7 @@ def _scales(chart: Chart) -> tuple[Scale, Scale]:
     if high - low < 1e-12:  # all values are equal, but the axis needs a height
         low, high = (0.0, high) if high > 0 else (low, low + 1.0)
     marks = ticks(low, high)
+    # The axis begins at step 0, and has a length even if all points are there.
     first_step, last_step = 0.0, max(float(steps.max()), 1.0)
     if chart.bar_width:  # a bar extends half-way to its neighbours
         first_step, last_step = float(steps.min()) - 0.5, float(steps.max()) + chart.bar_width - 0.5
@@ -254,6 +257,7 @@ def axes(x: Scale, y: Scale, name: str, show_x: Format, show_y: Format) -> str:
     """Returns grid lines and labels at the ticks, and the x axis's name."""
     left, right, base = x.begin, x.end, y.begin
     parts = []
+    # Ticks are round numbers, so 50% is as exact as 50.0%.
     for value in y.marks.tolist():
         at, label = y(value), text(show_y(value).replace(".0%", "%"))
         parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
@@ -277,6 +281,7 @@ def _level(chart: Chart, reference: Reference, x_scale: Scale, y_scale: Scale) -
         values = y_scale(series.values)
         near.append(values[(x_scale(series.steps) > RIGHT - LABEL_WIDTH) & (abs(values - y) < LABEL_HEIGHT)])
     heights = np.concatenate(near)
+    # Pixels count from the top, so points above the line have smaller heights.
     above, below = (heights <= y).sum(), (heights > y).sum()
     text_y = y + LABEL_HEIGHT - 5 if below < above and y + LABEL_HEIGHT < BASE else y - 5
     words = text(f"{reference.name} {chart.show(reference.value)}")

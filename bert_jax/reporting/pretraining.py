@@ -67,10 +67,12 @@ def unigram_baseline(
     vocabulary = dataset.vocabulary()
     counted = open_dataset(train, "train") if train else dataset
     counts = read_unigram_counts(counted.directory, counted.manifest).astype(np.float64)
-    # Special tokens are never masked, so the baseline does not predict them.
+    # Special tokens are never masked, so the baseline does not predict them. All others count once more, so that those
+    # without a training row have a finite loss.
     ordinary = np.ones(vocabulary.vocab_size, bool)
     ordinary[list(vocabulary.special_ids)] = False
     counts = np.where(ordinary, counts + 1, 0.0)
+    # Special tokens get the logarithm of 0; the sum of the loss below leaves them out.
     with np.errstate(divide="ignore"):
         log_shares = np.log(counts / counts.sum())
     top = int(counts.argmax())
@@ -120,6 +122,8 @@ def predict_masked_tokens(checkpoint: str | PurePath, shards: str | Path, count:
     vocabulary = loaded.vocabulary
     dataset = open_dataset(shards, "eval")
     rows = np.arange(min(count, dataset.rows))
+    # `rows` permutes the part by the seed, so these rows are a sample of all. Masks depend on the seed, the epoch (0)
+    # and the sequence, so they are those of the evaluation.
     batch = DatasetLoader(dataset, vocabulary, seed=EVALUATION_SEED).rows(rows)
     chosen = choose_masked_positions(batch, vocabulary)
     positions, labels = batch.masked_positions[rows, chosen].tolist(), batch.masked_ids[rows, chosen].tolist()

@@ -133,6 +133,7 @@ def _held_out(run: RecordedRun) -> tuple[dict[str, Reference], list[Section]]:
         masked_tokens = predict_masked_tokens(run.workdir, shards, MASKED_TOKENS)
         split = open_dataset(shards, "eval").masking.split
     except UserError as error:
+        # Shards are often moved or removed after training, and the report is useful without this table.
         is_absolute = Path(data.get("eval") or data.get("train") or "/").is_absolute()
         hint = "" if is_absolute else " Its path is relative: make the report in the folder where training began."
         return references, [Section(title, note=f"No table: {error}.{hint}")]

@@ -206,6 +206,7 @@ def charts(lines: Lines, references: Mapping[str, Reference], loss_unit: str = N
         compared = (references[metric],) if metric in references else ()
         unit = loss_unit if is_loss else ""
         series = _curves(lines, curves)
+        # On an axis from 0, the changes of a loss would be too small to see.
         shown.append(Chart(metric_title(metric), unit, series, metric_format(metric), not is_loss, compared))
     shown += [Chart(title, unit, _curves(lines, names), show) for title, unit, names, show in _OTHER_CHARTS]
     return [chart for chart in shown if chart.series]
@@ -321,6 +322,7 @@ def start_section(run: RecordedRun) -> Section:
     rows = []
     for start in run.starts:
         versions = [f"{name} {version}" for name, version in start["versions"].items() if name != "device"]
+        # The hash is shortened, but the mark for uncommitted changes stays.
         commit = start["commit"][:12] + ("+changes" if start["commit"].endswith("+changes") else "")
         place = f"{start['host']}: {start['devices']}"
         rows.append([start["time"], f"{start['step']:,}", place, commit or NONE, ", ".join(versions), start["command"]])

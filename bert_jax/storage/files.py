@@ -50,6 +50,7 @@ def write_atomic(path: Path, content: bytes | memoryview | Iterable[bytes | memo
 
     If the disk or the blocks raise an error, neither the file nor the temporary one remains.
     """
+    # The name is fixed, so that the next write replaces what a killed process left.
     unfinished = path.with_name(path.name + _TEMPORARY)
     try:
         with unfinished.open("wb") as file:
@@ -280,7 +281,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Adds a path to the block's OSErrors without one, so that a message about a full disk names that disk."""
+    """Adds a path to OSErrors without one, so that e.g. a message about a full disk names the disk."""
     try:
         yield
     except OSError as error:
@@ -316,6 +317,7 @@ _UNSUPPORTED = {
 }
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     ".zst": lambda: _LongWindowFrame(),
+    # 16: with the header and the checksum of gzip.
     ".gz": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
     ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
     ".bz2": bz2.BZ2Decompressor,
@@ -409,7 +411,7 @@ def read_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]
 
 
 class _Decompressed(io.RawIOBase):
-    """A stream that `read` decompresses. Turns the errors of all decompressors into DamagedFile."""
+    """A stream decompressed by `read`. Turns every decompressor's errors into DamagedFile."""
 
     def __init__(self, stored: BinaryFile, read: Callable[[int], bytes]) -> None:
         self._stored = stored
@@ -439,11 +441,14 @@ class _Decompressed(io.RawIOBase):
 def _zstd_window(stored: BinaryFile) -> int:
     """The bytes that a .zst file's first frame asks a decompressor to hold (RFC 8878, 3.1.1.1); 0 if it is no frame."""
     head = b""
+    # A read may return less than requested.
     while len(head) < 18 and (piece := stored.read(18 - len(head))):
         head += piece
     if len(head) < 6 or not head.startswith(b"\x28\xb5\x2f\xfd"):
         return 0
     if head[4] & 32:  # one segment, so the window is the content
+        # The size of the content follows the dictionary's id. Sizes in two bytes are 256 more, which does not matter
+        # here.
         begin, size = 5 + (0, 1, 2, 4)[head[4] & 3], (1, 2, 4, 8)[head[4] >> 6]
         return int.from_bytes(head[begin : begin + size], "little")
     base = 1 << (10 + (head[5] >> 3))
@@ -451,7 +456,7 @@ def _zstd_window(stored: BinaryFile) -> int:
 
 
 class _LongWindowFrame:
-    """A decompressor of one .zst frame with any window, with the interface of zlib's."""
+    """Decompresses one .zst frame with any window, with the interface of zlib's objects."""
 
     def __init__(self) -> None:
         self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
@@ -466,6 +471,7 @@ class _LongWindowFrame:
         return bytes(self._frame.unused_data)
 
     def decompress(self, stored: bytes, size: int) -> bytes:
+        # _Streams passes new input only after this has returned nothing, so none is lost here.
         if piece := self._content.read(size):
             return piece
         try:
@@ -537,6 +543,7 @@ class _BytewiseTail(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
+        # `decompressed` seeks back to the beginning of a .zst file, whose header it has read.
         self._left += self._stored.tell() - offset
         return self._stored.seek(offset)
 

@@ -46,6 +46,7 @@ class Record:
 
     @classmethod
     def of_this_process(cls) -> "Record":
+        # Cut, so that the record fits into RECORD_BYTES.
         host = socket.gethostname()[:100]
         boot, pid_namespace = host, ""
         with contextlib.suppress(OSError):  # only Linux has these files
@@ -68,6 +69,8 @@ class Record:
             return False
         if not locked and self.pid_namespace == here.pid_namespace:
             try:
+                # Signal 0 only asks whether the process exists. Its number may belong to a new process by now, so only
+                # the answer "no such process" is certain.
                 os.kill(self.process, 0)
             except ProcessLookupError:
                 return True
@@ -152,6 +155,8 @@ class Hold:
 
     def release(self) -> None:
         """Lets the next run have the folder."""
+        # The thread ends first, so that no renewal follows the removal. The lock is released last, so that the file
+        # removed is not the next holder's.
         self._ended.set()
         self._renewing.join()
         self.remove()
@@ -172,10 +177,12 @@ class Hold:
             file, locked = self._open()
             with contextlib.ExitStack() as closing:
                 closing.callback(file.close)  # unless the folder is taken: closing it releases the lock
+                # None: holder.json was removed meanwhile, so a new file, with another lock, may have its name.
                 if self._wait_for_end(locked, report, TIMES.poll) is None:
                     continue
                 # Written in place: a new file would have another lock than the one that other runs wait for.
                 os.pwrite(file.fileno(), self._record.encoded(), 0)
+                # A damaged file may be longer than a record.
                 os.truncate(file.fileno(), RECORD_BYTES)
                 os.fsync(file.fileno())
                 # Without locks, another run may have read the file before this write. Whoever wrote last holds it.
@@ -197,6 +204,8 @@ class Hold:
                     descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
                     file = closing.enter_context(os.fdopen(descriptor, "r+b"))
                     locked = try_lock(file)
+                    # The holder may have removed the file between our open and our lock, and a lock on a removed file
+                    # keeps nobody out.
                     if os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
                         closing.pop_all()
                         return file, locked
@@ -215,6 +224,7 @@ class Hold:
     def _touch(self) -> None:
         """Renews the lease once, if the file or the store can be reached."""
         with contextlib.suppress(OSError):  # a file server may fail for a moment, and the next renewal succeed
+            # By the descriptor, so that a file that has replaced this one is not renewed.
             os.utime(self._file.fileno())
 
     def _look(self) -> Seen | None:
@@ -285,6 +295,8 @@ class StoredHold(Hold):
 
     def _take(self, report: Report) -> None:
         self._objects = open_objects(self.folder)
+        # `release_all` may remove the object while the thread renews it. A renewal between the look and the removal
+        # would change the version, and the store would refuse the removal.
         self._writing = threading.Lock()
         written = False
         try:
@@ -367,7 +379,7 @@ _NONCE_BITS = 64
 
 @contextlib.contextmanager
 def _os_errors(action: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Turns the errors of a client's package into OSError, except one for an object that does not exist."""
+    """Turns a client's errors into OSError, except FileNotFoundError for a missing object."""
     try:
         yield
     except FileNotFoundError:
@@ -437,6 +449,7 @@ class S3Objects:
     def write(self, name: str, content: bytes | None, expected: Any) -> None:
         arguments: dict[str, Any] = {"IfNoneMatch": "*"} if expected is None else {"IfMatch": expected}
         if content is not None:
+            # One space or tab for each random bit.
             nonce = format(random.SystemRandom().getrandbits(_NONCE_BITS), f"0{_NONCE_BITS}b")
             arguments["Body"] = content + nonce.replace("0", " ").replace("1", "\t").encode()
         try:

@@ -124,6 +124,7 @@ def check_access(path: PurePath) -> None:
         missing, denied, anonymous = google.NotFound, (google.Forbidden, google.Unauthorized), GoogleAuthError
         silent = google.ServerError, google.TooManyRequests, google.RetryError, OSError
         other = google.GoogleAPIError, OSError
+    # From the narrowest to the widest: OSError, in the last one, includes most of S3's errors.
     try:
         list_object()
     except missing:
@@ -289,6 +290,7 @@ def replace_folder(target: Location, save: Callable[[Path], None]) -> None:
     are not written again there, so that their readers notice nothing.
     """
     if isinstance(target, Path):
+        # atomic_folder replaces no finished folder.
         remove_folder(target)
         with files.atomic_folder(target) as unfinished:
             save(unfinished)
@@ -343,7 +345,7 @@ def download_folder(source: Location, target: Path) -> None:
 
 
 def _files_below(folder: Location) -> tuple[Any, list[str], list[str]]:
-    """Returns a stored folder's file system, the names of all files below it, and the parts that follow its name."""
+    """Lists a stored folder: its file system, the files' full names, and their names after the folder's."""
     store, inside = file_system(folder), "/".join(bucket_and_name(folder))
     names = store.find(inside)
     return store, names, [name.removeprefix(inside) for name in names]
@@ -377,7 +379,7 @@ def local_folder(path: Location) -> Path:
 
 
 def _read_files(paths: Iterable[Location]) -> Iterator[tuple[str, bytes]]:
-    """Yields the name and content of each file, except those that disappear meanwhile."""
+    """Yields each file's name and content; skips files that disappear meanwhile."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError):  # another process may remove a listed file
             yield path.name, path.read_bytes()
@@ -428,6 +430,7 @@ def named_folder(address: str | PurePath, kind: Literal["checkpoint", "tokenizer
         UserError: no model has this name, the download fails, or the model has pickled weights only.
     """
     name = str(model_address(address))
+    # hf://... names files on the Hub, not a model.
     if not name.startswith(PREFIX) or "://" in name:
         return address
     name = name.removeprefix(PREFIX)
@@ -438,6 +441,8 @@ def named_folder(address: str | PurePath, kind: Literal["checkpoint", "tokenizer
     local = f"no {kind} at {name}"
     try:
         folder = Path(snapshot_download(name, allow_patterns=list(_FILES[kind])))
+        # A download without weights succeeds: the repository may have none that are read here, or, without a network,
+        # the cache may hold the tokenizer alone. The list of the repository's files tells which.
         if kind == "checkpoint" and not any(folder.glob("*.safetensors")):
             local = f"the cache has the tokenizer of {name} but no weights"
             try:
@@ -448,6 +453,7 @@ def named_folder(address: str | PurePath, kind: Literal["checkpoint", "tokenizer
                 raise OSError(first_line(error)) from error
             if FLAX_FILE in files:
                 return Path(snapshot_download(name, allow_patterns=[*_FILES[kind], FLAX_FILE]))
+            # The message should name the weights, not another pickle such as training_args.bin.
             if pickle := min(filter(is_pickle, files), key=lambda file: ("model" not in file, file), default=""):
                 config = folder / "config.json"
                 raise pickle_error(address, pickle, read_json(config) if config.is_file() else {})

@@ -25,6 +25,7 @@ from pyarrow import fs
 from bert_jax.command_line import explain_os_error
 from bert_jax.errors import RunAgain, UserError
 
+# Each has five characters, by which addresses are cut.
 REMOTE = ("gs://", "s3://", "hf://")
 Errors: TypeAlias = type[Exception] | tuple[type[Exception], ...]
 PYARROW_ERRORS: Errors = (OSError, pa.ArrowException)  # from its stores; the Hub's client raises many packages' errors
@@ -80,6 +81,7 @@ def open_store(address: str) -> tuple[fs.FileSystem, str]:
     return _store(scheme, bucket), path
 
 
+# Kept, because opening a bucket in S3 may ask for its region first.
 @functools.lru_cache
 def _store(scheme: str, bucket: str) -> fs.FileSystem:
     if scheme == "hf://":
@@ -261,6 +263,8 @@ class Folder:
     def sizes(self, within: str = "") -> dict[str, int]:
         """The size in bytes of every file by name, optionally only below one folder."""
         with self._explained(within):
+            # A store has no empty folders, so an address with nothing below it counts as an empty folder. Files that
+            # are still being written are left out.
             infos = self._files.get_file_info(fs.FileSelector(within, allow_not_found=True, recursive=True))
         return {info.path: info.size for info in infos if info.is_file and not info.path.endswith(_TEMPORARY)}
 
@@ -278,6 +282,7 @@ class Folder:
 
     def read_if_present(self, name: str) -> bytes | None:
         """A file's content, or None if the file does not exist."""
+        # suppress is the inner one, so that it sees a missing file before _explained does.
         with self._explained(name), contextlib.suppress(FileNotFoundError), self._opened(name) as stream:
             return cast(bytes, stream.read())
         return None
@@ -294,6 +299,7 @@ class Folder:
         Raises:
             UserError: after the last block, if the file's hash or size is wrong.
         """
+        # Blocks are passed on before the hash is known; `write` removes a file whose blocks raise an error.
         digest, total = hashlib.sha256(), 0
         for block in self.blocks(name):
             digest.update(block)

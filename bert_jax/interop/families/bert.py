@@ -21,6 +21,7 @@ FIELDS = (
     Field("layer_norm_epsilon", "layer_norm_eps", 1e-12),
     Field("initializer_range", "initializer_range", 0.02),
 )
+# Fields of ModelConfig that config.json cannot change.
 ALWAYS = {
     "norm": "post",
     "embedding_norm": True,

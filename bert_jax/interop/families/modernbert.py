@@ -129,13 +129,14 @@ def _read_rotary_bases(file: Path, values: Mapping[str, Any]) -> dict[str, float
 
 
 def _write_further(model: ModelConfig, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Returns the fields of transformers 5 and of earlier versions."""
+    """Returns the fields for transformers 5 and for earlier versions."""
     bases = {GLOBAL: model.rotary_base, LOCAL: model.rotary_base_local}
     return {
         **dict.fromkeys(BIASES, model.bias),
         **{old: bases[kind] for kind, (old, _) in OLD_BASES.items()},
         "layer_types": _layer_types(model.layers, model.global_every if model.window else 1),
         EVERY.name: model.global_every,
+        # Without a window all layers are global, and the field has no effect.
         LOCAL_ATTENTION.name: 2 * model.window or LOCAL_ATTENTION.default,
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
         "classifier_activation": family.WRITTEN_ACTIVATIONS[model.activation],
@@ -177,6 +178,8 @@ MODERNBERT = Family(
         "ModernBertForQuestionAnswering": QUESTION,
         "ModernBertForMultipleChoice": POOLER | bert.CHOICES,
     },
+    # No head is optional: the MLM head and the pooler share the names `head.*`, so the class alone tells which of them
+    # a file holds.
     copies={"decoder.weight": "embeddings.tok_embeddings.weight"},
     # Defaults of ModernBertConfig. The other dropout rates are written as mlp_dropout and not read.
     fields=(
