@@ -323,9 +323,11 @@ def _cut(pieces: Pieces, sizes: Int64[np.ndarray, "R"], side: str) -> Texts:
     """Cuts texts to these sizes."""
     ids, offsets = pieces
     if side != MIDDLE:
+        # A text that loses its right side keeps its first pieces, one that loses its left side the last ones.
         return Texts(ids, offsets[:-1] if side == RIGHT else offsets[1:] - sizes, sizes)
     # The beginning keeps the odd piece.
     heads, tails = (sizes + 1) // 2, sizes // 2
+    # The head and the tail of each text alternate, so that they are adjacent in the result.
     starts = np.stack([offsets[:-1], offsets[1:] - tails], axis=1).ravel()
     remaining = ids[spans(starts, np.stack([heads, tails], axis=1).ravel())]
     return Texts(remaining, np.cumsum(sizes) - sizes, sizes)
@@ -350,9 +352,11 @@ def encode_windows(
     slides = lengths[0] > lengths[1]  # whether the first text has windows, else the second one
     length, size = np.where(slides, *lengths), np.where(slides, *sizes)
     further = np.maximum(length - size, 0)  # pieces after the first window
+    # The fewest windows in which neighbors share enough.
     counts = 1 + -(-further // np.maximum(size - size // OVERLAP, 1))
     items = np.repeat(np.arange(len(texts)), counts)
     numbers = np.arange(len(items)) - np.repeat(np.cumsum(counts) - counts, counts)
+    # The windows of a text are spread evenly: the first begins with the text, and the last ends with it.
     shifts = numbers * further[items] // np.maximum(counts - 1, 1)[items]
     sliding = slides[items]
     encoded, _ = join_pairs(
@@ -564,6 +568,8 @@ def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int)
     sentences = [item.words for item in split.items]
     special = tokenizer.begin + tokenizer.end
     room = max_length - special
+    # In byte-level BPE, pieces include the space before a word, so a word within a sentence may have other pieces than
+    # alone.
     words_in_text = [word for words in sentences for word in tokenizer.as_in_text(words)]
     flat, piece_offsets = tokenizer.of_tasks.encode_many(words_in_text)
     # A word takes at least one position, for [UNK], and at most a row.
@@ -579,6 +585,7 @@ def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int)
                 used = 0
             used += sizes[word]
     word_rows = np.repeat(np.arange(len(first_words)), np.diff([*first_words, len(sizes)]))
+    # bincount sums in float64, which is exact for any number of pieces that fits in memory.
     lengths = np.bincount(word_rows, sizes).astype(np.int64) + special
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     before = np.concatenate([[0], np.cumsum(sizes)])  # pieces of all words before each word

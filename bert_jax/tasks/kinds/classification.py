@@ -113,6 +113,7 @@ class TextTask(LayerMix, Truncation, PooledTask[Example, LabelledRows]):
         weights = np.full(len(texts), float(split.labelled), np.float32)
         if self.truncation in WINDOWS:
             encoded, cut, items = encode_windows(texts, seconds, tokenizer, self.max_length)
+            # Windows share the weight of their example, so that a long text trains the model no more than a short one.
             labels, weights = labels[items], (weights / np.bincount(items))[items].astype(np.float32)
             row_items = tuple(items.tolist())
         else:
@@ -133,6 +134,7 @@ class TextTask(LayerMix, Truncation, PooledTask[Example, LabelledRows]):
             return values
         if self.truncation == "windows_max":
             return np.maximum.reduceat(values, rows.first_rows, axis=0)
+        # One divisor for each item, which is broadcast over the classes.
         counts = np.bincount(rows.items()).reshape(-1, *[1] * (values.ndim - 1))
         return np.add.reduceat(values, rows.first_rows, axis=0) / counts
 
@@ -221,6 +223,7 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
             labels = {example.label or "" for example in train.items}
             if len(labels) < 2:
                 raise UserError(f"{train.path}: every label is {labels.pop()!r}; classification needs two or more")
+            # A column of texts or numbers has nearly as many values as lines.
             if len(labels) > max(50, len(train.items) // 2):
                 raise UserError(
                     f"{train.path} has {len(labels)} different labels in {len(train.items)} lines; is task.label "
@@ -252,6 +255,7 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
         }
 
     def baseline(self, train: LabelledRows, rows: LabelledRows) -> tuple[str, dict[str, float]]:
+        # As logits, whose softmax gives each class its share. The small number keeps a class without rows finite.
         counts = np.bincount(train.labels.astype(int), minlength=len(self.labels))
         return "majority class", self.measure(rows, [np.log(counts + 1e-9)] * rows.count)
 
@@ -271,6 +275,7 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
         scores = np.stack(answers).astype(np.float64)
         shares = self.by_item(rows, softmax(scores, axis=-1))
         if len(shares) == len(scores):
+            # By the logits, because the softmax may round two of them to equal probabilities.
             return shares, scores.argmax(axis=-1)
         # The maxima of windows do not sum to 1.
         return shares / shares.sum(axis=-1, keepdims=True), shares.argmax(axis=-1)
@@ -307,6 +312,7 @@ class RegressionTask(RegressionOptions, ScaledTask[Example, LabelledRows], TextT
         return compute_metrics(self.known_metrics, self.metrics, rows.item_labels, numbers)
 
     def baseline(self, train: LabelledRows, rows: LabelledRows) -> tuple[str, dict[str, float]]:
+        # measure expects answers as the model gives them, standardized.
         mean = (np.mean(train.labels, dtype=np.float64) - self.target_mean) / self.target_std
         return "mean", self.measure(rows, [mean] * rows.count)
 
@@ -440,12 +446,14 @@ class MultiLabelTask(MultiLabelOptions, NamedLabelsTask[Any, LabelledRows], Text
         shares, labels = self.by_item(rows, expit(np.stack(answers).astype(np.float64))), rows.item_labels > 0
         if self.threshold or self.thresholds:
             return multilabel_metrics(self.metrics, labels, shares, shares >= self._thresholds())
+        # Each label has its own threshold, because rare labels usually get lower probabilities.
         columns = zip(shares.T, labels.T, strict=True)
         thresholds = [best_threshold(scores, true, int(true.sum())) for scores, true in columns]
         metrics = multilabel_metrics(self.metrics, labels, shares, shares >= np.array(thresholds))
         return metrics | dict(zip(self._calibrated_names(), thresholds, strict=True))
 
     def baseline(self, train: LabelledRows, rows: LabelledRows) -> tuple[str, dict[str, float]]:
+        # A label that all texts have, or none, has an infinite logit, which measure turns into a probability of 1 or 0.
         task = replace(self, thresholds=(UNCALIBRATED,) * len(self.labels))
         return "majority of each label", task.measure(rows, [logit(train.labels.mean(axis=0))] * rows.count)
 

@@ -84,6 +84,7 @@ def _in_pieces(item: Any, tokenizer: Tokenizer) -> Any:
     offsets = cut_words(item.text, item.offsets, {int(start) for start, _ in characters})
     words = tuple(item.text[start:end] for start, end in offsets)
     item = item._replace(words=words, offsets=tuple(offsets))
+    # All words of a raw text are on its one line.
     return item._replace(lines=(item.lines[0],) * len(words)) if isinstance(item, Sentence) else item
 
 
@@ -115,6 +116,7 @@ class WordTask(RawWords, Task[Sentence, Rows]):
     def complete(self, train: Split[Sentence]) -> Task:
         """Also records how the file splits text without spaces into words."""
         task = replace(self, raw_words=unit_of_words(item.words for item in train.items))
+        # With two arguments, super() continues with the new task; without, it would continue with `self`.
         return super(WordTask, task).complete(train)
 
 
@@ -158,6 +160,7 @@ def with_usual_letters(split: Split[Sentence]) -> Split[Sentence]:
     """Converts BILOU and BMES tags to IOBES; other files are unchanged."""
     tags = {tag for item in split.items for tag in known_tags(item)}
     known = any(all(map(pattern.fullmatch, tags)) for pattern in _OTHER_LETTERS)
+    # Tags with only usual letters fit a pattern too, such as IOB the first one.
     if not known or not any(tag[:1] in _USUAL for tag in tags):
         return split
 
@@ -191,9 +194,11 @@ def with_entity_tags(split: Split[Sentence], known: Collection[str]) -> Split[Se
     }
     entity = typed | names.keys()
     strays = {tag for tag in counts if tag and tag != "O" and tag not in entity}
+    # Files of entity tags have an O. Other tags that happen to look like B-X are left alone.
     if not entity or not (names or strays) or not {"O", "o", "0"} & (counts.keys() | known):
         return split
     marking = sum(counts[tag] for tag in entity)
+    # o and 0 are other spellings of O, so however many there are, they do not show another kind of tags.
     few = marking >= MOSTLY * (marking + sum(counts[tag] for tag in strays - {"o", "0"}))
     line = first_line(split, lambda tag: tag in strays or (few and tag in names))
     if few:
@@ -319,6 +324,7 @@ class TagObjective(SoftClassObjective):
         words = batch.labels.words
         if self.crf:
             chain, allowed = model.head("crf"), structured.allowed_by(self.scheme, batch.labels.whole)
+            # A word's first piece has another number than the position before it.
             first_pieces = (words > 0) & (words != jnp.pad(words[:, :-1], ((0, 0), (1, 0))))
             path, _ = chain.decode(outputs, first_pieces, batch.sequence_ids, allowed)
             # The derivative of the log-partition by a tag's logit is the probability of the tag there.
@@ -329,6 +335,7 @@ class TagObjective(SoftClassObjective):
         shares = jax.nn.softmax(outputs, axis=-1)
         if self.decode == "mean":  # at each position, over all positions of the same word
             same = (words[:, :, None] == words[:, None, :]).astype(shares.dtype)
+            # In full float32: by default, TPUs multiply in bfloat16, which may change the best tag.
             sums = jnp.einsum("bts,bsc->btc", same, shares, precision=jax.lax.Precision.HIGHEST)
             shares = sums / same.sum(axis=-1, keepdims=True)
         return TagAnswer(shares.argmax(axis=-1).astype(jnp.int32), shares.max(axis=-1))
@@ -387,6 +394,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         file whose tags are all empty or _ is read as unlabelled. Raises UserError, with the line, for a word without a
         tag where tags are required.
         """
+        # Before the letters are converted, because a single stray tag would hide that a file is in BILOU or BMES.
         split = with_entity_tags(
             self.choose_reader(path)(path, columns, label_required), {*self.labels, *self.label_map}
         )
@@ -413,6 +421,8 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
                 raise UserError(f"{train.path}: every tag is {only!r}; is task.label the right column?")
             named = train.class_names if tags <= set(train.class_names) else ()
             if structured.marks_entities(tags):
+                # A class that no word has and that is no entity tag is dropped; with it, the labels would no longer
+                # mark entities.
                 named = tuple(name for name in named if structured.marks_entities({*tags, name}))
                 tags = closed_set({*tags, *named})
             others = sorted(tags - set(named), key=lambda tag: (tag != "O", tag))
@@ -488,6 +498,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
     def baseline(self, train: "TagRows", rows: "TagRows") -> tuple[str, dict[str, float]]:
         tags = train.labels[train.word_starts].astype(int)[train.label_weights[train.word_starts] > 0]
         most = int(np.bincount(tags, minlength=len(self.labels)).argmax())
+        # One answer with the maximum length serves rows of any length.
         answer = TagAnswer(np.full(self.max_length, most), np.ones(self.max_length))
         return "majority tag", self.measure(rows, [answer] * rows.count)
 

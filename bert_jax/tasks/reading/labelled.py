@@ -156,6 +156,7 @@ def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequ
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, bool):
+        # Before int, because bool is a subclass of it.
         written, number = str(value).lower(), int(value)
     elif isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         number = int(value)
@@ -164,11 +165,13 @@ def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequ
         return repr(value)
     else:
         raise UserError(f"{path} line {line}: {value!r:.40} is not a label; expected a text, a number, true or false")
+    # A value that is a label as it is written stays one, before it may count as the number of a class.
     if written in labels:
         return written
     # A class may have the name of a label of the task, in another spelling.
     if written != str(number) and (same := same_names([written], labels)):
         return same[written]
+    # The labels may be the numbers of classes, although this file names them.
     if str(number) in labels:
         return str(number)
     numbered = any(label.removeprefix("-").isdecimal() for label in labels)
@@ -233,6 +236,7 @@ def recognize_separator(values: Sequence[Any], labels: Sequence[str]) -> str:
     if any("," in cell for cell in cells):
         return ","
     for separator in SEPARATORS:
+        # Some files also end the last label with a separator.
         split = [[part.strip() for part in cell.rstrip(separator).split(separator)] for cell in cells]
         counts = Counter(part for parts in split for part in {*parts})
         joined = {part for parts in split if len(parts) > 1 for part in parts}
@@ -257,6 +261,7 @@ def _listed(place: str, value: Any, by_number: Sequence[str], separator: str) ->
             f"{place} holds {value!r:.60}; expected a list of labels, such as ['a', 'b'], or a text that separates "
             "them by commas"
         )
+    # Numbers of classes do not repeat, but [0, 1, 0] does: one value for each of three classes.
     repeated = len({*value}) < len(value) and {*value} <= {0, 1}
     if repeated or any(isinstance(label, bool) for label in value):
         raise _value_for_each_class(place, value)
@@ -360,6 +365,7 @@ def has_conll_columns(path: Path, columns: Columns, is_tag: Callable[[str], bool
     for _, line in numbered_lines(path):
         fields = _fields(line)
         if not fields or fields[0].startswith(("#", DOCUMENT_MARK)):
+            # Blank lines at the beginning or the end of the file separate nothing, so they count only between words.
             blank = blank or bool(width)
             continue
         width, separated = width or len(fields), separated or blank
@@ -374,6 +380,8 @@ def _fields(line: str) -> list[str]:
     """The columns of a line; none of a blank line."""
     if not line.strip():
         return []
+    # With tabs, a word may contain spaces. split() without an argument would also split words at other white space,
+    # such as U+3000 or U+00A0.
     return line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
 
 
@@ -471,6 +479,7 @@ def read_word_lists(path: Path, columns: Columns, label_required: bool, labels: 
     if not is_stored(path):
         records = [record._replace(values=tuple(map(opened, record.values))) for record in records]
     names = table.class_names[1]
+    # The items are texts instead of lists of words: with entities or, in CSV, with words between spaces.
     if all(isinstance(words, str) for _, (words, _) in records):
         if all(_are_entities(values) for _, (_, values) in records):
             return _read_entities(path, records, requested, label_required)

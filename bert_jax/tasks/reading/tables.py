@@ -100,6 +100,8 @@ def column_index(path: Path, names: list[str], width: int, name: str, role: str)
         raise UserError(f"{path} has no column {name!r}; {known}. {_advice(role)}")
     if names.count(name) > 1:
         raise UserError(f"{path} has {names.count(name)} columns named {name!r}. Rename all but one")
+    # A name in the header comes first, because a column may itself be called 2. The remainder turns a number that
+    # counts from the end into an index.
     return names.index(name) if name in names else int(name) % width
 
 
@@ -135,12 +137,15 @@ def json_form(path: Path) -> str:
         return "lines"
     if ending(path) != ".json" or not path.is_file():
         return "squad" if ending(path) == ".json" else ""
+    # The time and the size are part of the cache's key, so that a file that has changed is read again.
     stat = path.stat()
     return _json_form(path, stat.st_mtime_ns, stat.st_size)
 
 
 @functools.lru_cache(maxsize=256)
 def _json_form(path: Path, changed: int, size: int) -> str:
+    # One line usually decides, so that a large file is not parsed as a whole: an object without `data`, or one that
+    # further lines follow, is a row.
     lines = (line for _, line in numbered_lines(path) if line.strip())
     first = next(lines, "")
     content = _json_value(first)
@@ -174,6 +179,7 @@ def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         content = json.loads("\n".join(line for _, line in numbered_lines(path)))
     except (ValueError, RecursionError) as error:
+        # Nesting that is too deep and integers that are too long raise errors without a line.
         line = getattr(error, "lineno", 1)
         raise UserError(f"{path} line {line} is not JSON ({first_line(error)}). Correct the file") from error
     for number, row in enumerate(content["data"] if isinstance(content, dict) else content, 1):
@@ -209,10 +215,13 @@ def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
     check_file(path)
     number = 0
     try:
+        # In binary, because text mode would also end lines at a lone carriage return. Each line is decoded on its own,
+        # so that an error can name it.
         with path.open("rb") as stored:
             suffix = path.suffix.lower()
             stream = decompressed(stored, suffix) if suffix in COMPRESSED else stored
             for number, line in enumerate(stream, start=1):
+                # Only the first line may begin with a byte-order mark; elsewhere U+FEFF is part of the text.
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} line {number} is not UTF-8 ({error.reason}). Convert the file to UTF-8") from error
@@ -260,6 +269,7 @@ def data_set_files(path: Path) -> list[Path]:
             continue
         digits = "[0-9a-f]" * 16
         matches = sorted(path.parent.glob(f"{glob.escape(start)}-{digits}.parquet"))
+        # A missing file keeps a name, by which its reader reports it.
         files.append(_only(matches) or path.with_name(start + match["digits"] + ".parquet"))
     return files
 
@@ -276,6 +286,7 @@ def first_file(folder: Path, name: str) -> Path | None:
 def check_apart(files: Mapping[str, Path]) -> None:
     """Raises UserError if the file of one split also belongs to another split, which consists of several files."""
     for split, path in files.items():
+        # By resolved paths, because a link or a relative path may name the same file.
         others = {file.resolve() for file in data_set_files(path)[1:]}
         for other, file in files.items():
             if file.resolve() in others:
@@ -306,6 +317,7 @@ def opened(value: Any) -> Any:
     text = value.strip() if isinstance(value, str) else ""
     if not any(text.startswith(begin) and text.endswith(end) for begin, end in _BRACKETS):
         return value
+    # JSON first, because Python has other names for null, true and false.
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -317,6 +329,7 @@ def opened(value: Any) -> Any:
         if (tokenize.STRING, tokenize.STRING) in itertools.pairwise(kinds):
             return value
         content = ast.literal_eval(_AsLiterals().visit(ast.parse(text, mode="eval")))
+        # The order of a set of texts differs between processes, because Python randomizes their hashes.
         content = sorted(content, key=str) if isinstance(content, set) else content
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError):
         return value
@@ -390,6 +403,7 @@ def _delimited_lines(path: Path, quoted: bool) -> Iterator[tuple[int, list[str]]
         yield from ((number, line.split("\t")) for number, line in numbered_lines(path) if line)
         return
     csv.field_size_limit(LONGEST_FIELD)
+    # Lines keep their ends, which belong to the text of a quoted field.
     lines = (line for _, line in decoded_lines(path))
     first = next(lines, "")
     reader = csv.reader(itertools.chain([first], lines), delimiter=field_separator(first), strict=True)
@@ -397,6 +411,8 @@ def _delimited_lines(path: Path, quoted: bool) -> Iterator[tuple[int, list[str]]
         # csv.Error does not say on which line its record began.
         before = reader.line_num
         try:
+            # In strict mode a quote that is never closed raises an error. Otherwise it would swallow the rest of the
+            # file.
             fields = next(reader, None)
         except csv.Error as error:
             raise UserError(f"{path} line {before + 1} is not CSV ({error}). {CSV_ADVICE}") from error
@@ -410,6 +426,8 @@ def _delimited_lines(path: Path, quoted: bool) -> Iterator[tuple[int, list[str]]
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Of equal keys, json.loads would silently keep the last value. KeyError, unlike ValueError, cannot be mistaken for
+    # malformed JSON.
     value = dict(pairs)
     if len(value) < len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -427,6 +445,7 @@ def json_object(source: str, line: str) -> dict[str, Any]:
         raise UserError(f"{source} is not JSON ({first_line(error)}). Write one object per line") from error
     if not isinstance(value, dict):
         raise UserError(f"{source} is not a JSON object: {line:.40}. Write {{...}} per line, with columns as keys")
+    # Only an escape can produce half of a surrogate pair, so most lines need no second pass.
     if "\\ud" in line.lower() and not is_unicode(json.dumps(value, ensure_ascii=False)):
         raise UserError(f"{source} contains half of a surrogate pair, which is not a character. Correct the line")
     return value
@@ -483,6 +502,7 @@ def parquet_rows(files: Iterable[Path], names: Collection[str]) -> Iterator[tupl
 @contextlib.contextmanager
 def _parquet_file(path: Path) -> Iterator[pq.ParquetFile]:
     try:
+        # The yield is inside, because some damage shows only when the caller reads the rows.
         with pq.ParquetFile(path) as content:
             yield content
     except (pa.ArrowException, OSError) as error:
@@ -518,6 +538,7 @@ def _class_names(schema: pa.Schema, columns: Collection[str]) -> dict[str, tuple
         return tuple(feature.get("names") or names(feature.get("feature"))) if isinstance(feature, dict) else ()
 
     try:
+        # Metadata of another form names no classes; the rows can be read all the same.
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
         return {name: names(features[name]) for name in columns if name in features and names(features[name])}
     except (ValueError, AttributeError):
@@ -590,6 +611,7 @@ def whole_rows(path: Path, header: bool = True) -> list[dict[str, Any]]:
         return []
     width = len(lines[0])
     names = lines[0] if header else list(map(str, range(width)))
+    # A repeated name gets its column's number, so that the dictionary keeps every field.
     names = [f"{name} ({column})" if names.index(name) < column else name for column, name in enumerate(names)]
     return [dict(zip(names, fields, strict=True)) for fields in lines[header:] if len(fields) == width]
 
