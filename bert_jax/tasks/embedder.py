@@ -62,6 +62,7 @@ def encode(
     # A pair's words are numbered one after another: the second text's follow the first text's.
     for side, starts, sizes in zip(both, (word_offsets[:-1], word_offsets[:-1] + counts[0]), counts, strict=True):
         ids, bounds = tokenizer.of_tasks.encode_many([unit for text in side for unit in text])
+        # The offsets of units become offsets of texts.
         pieces.append((ids, bounds[np.cumsum([0, *sizes])]))
         words.append(np.repeat(spans(starts, sizes), np.diff(bounds)))
     encoded, cut, places = encode_pieces(pieces[0], pieces[1], paired, tokenizer, max_length)

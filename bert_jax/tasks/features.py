@@ -106,6 +106,7 @@ def word_vectors(
                 first, end = (np.searchsorted(rows.word_rows, indices, side) for side in ("left", "right"))
                 words = spans(first, end - first)
                 places = np.repeat(np.arange(len(indices)), end - first), rows.word_slots[words]
+                # The states come in the order of model.widths, as by_layer does.
                 for name, hidden in zip(by_layer, states, strict=True):
                     check_range(np.isfinite(hidden[places]), model.dtype, "--feature_dtype", f"--layers {name}: ")
                     by_layer[name][split].vectors[words] = hidden[places]
@@ -214,6 +215,7 @@ def train_head(
         order = generator.permutation(len(train.lengths))
         pools = [order[start : start + POOL * size] for start in range(0, len(order), POOL * size)]
         parts = [part for pool in pools for part in _sorted_parts(train, pool, size)]
+        # In random order, because the batches of a pool are sorted by length.
         for number in generator.permutation(len(parts)):
             params, state = _step(options, graph, params, rest, state, _padded(train, parts[number], size))
         dev_score = score(_predict_split(graph, params, rest, splits["dev"], size))
@@ -375,6 +377,7 @@ def _encode(
         raise UserError(f"config.task.kind is {task.kind!r}; use a tagging task, such as those of the recipe tagging")
     task.check_model(loaded.model)
     splits = {name: registry.read(task, path, label_required=name != "test") for name, path in files.items()}
+    # From all rows, so that the held-out ones have no unknown label.
     complete = task.complete(splits["train"])
     if "dev" not in files:
         splits["train"], dev, line = held_out.split(task, splits["train"], config.task.dev_share)

@@ -102,6 +102,7 @@ def _run(
     # A key per text, so that a sample does not depend on the other texts in its batch.
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
 
+    # With different salts, the choice of the masks does not depend on the sampled tokens.
     def row_seeds(step: Int[Array, ""], salt: int) -> Array:
         def seed_words(key: PRNGKeyArray) -> Array:
             key = jax.random.fold_in(jax.random.fold_in(key, step), salt)
@@ -196,7 +197,8 @@ def masked_model(checkpoint: str | Path | LoadedModel, use: str, average: str = 
 
 def _encode(text: str, words: Tokenizer, new_masks: int = 0) -> np.ndarray:
     begin, end = [words.cls_id] * words.begin, [words.sep_id] * words.end
-    # encode_special, because an ordinary encoding reads [MASK] as text.
+    # encode_special, because an ordinary encoding reads [MASK] as text. Users write [MASK] for every vocabulary,
+    # although some have another text for it, such as <mask>.
     ids = words.encode_special(text.replace(MASK, words.roles.mask_token))
     return np.array([*begin, *ids, *[words.mask_id] * new_masks, *end], np.int32)
 

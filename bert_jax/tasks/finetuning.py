@@ -132,6 +132,7 @@ def run_sweep(
     means = [result["metrics"].get(chosen_by, {}).get("mean") for result in results]
     index = max(range(len(means)), key=lambda index: trials.score(means[index], chosen_by))
     best = settings[index]
+    # The folder of a setting already holds the best of its seeds, so the seed of this trial does not matter.
     trials.keep_best(workdir, Trial(0, best.folder), averaged=best.config.optimizer.ema_decay > 0)
     result = results[index] | {
         "best": {"run": best.folder, "values": best.values, "metric": chosen_by, "value": means[index]},

@@ -53,6 +53,7 @@ def permutation(labels: Sequence[str], other: Sequence[str]) -> tuple[int, ...] 
 
 
 def _form(label: str) -> str:
+    # Folding the case may undo the normal form, so it is restored.
     composed = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", label).casefold())
     seen = "".join("-" if unicodedata.category(letter) == "Pd" else letter for letter in composed if _is_seen(letter))
     form = re.sub(r"[\s_-]+", "_", seen.strip())

@@ -185,6 +185,7 @@ def _without_training(loaded: LoadedModel, splits: dict[str, Split[Any]]) -> tup
     split = splits.get("data")
     if split is None or path.resolve() != split.path.resolve():
         return splits, []
+    # An index past the end shows that the file has changed since.
     if not chosen or chosen[-1] >= len(split.items):
         return splits, [f"warning: {split.path} is the file that the checkpoint was trained on"]
     part = dataclasses.replace(split, items=tuple(split.items[index] for index in chosen))

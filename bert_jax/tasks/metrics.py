@@ -129,6 +129,7 @@ def classification_metrics(positive: int) -> Mapping[str, Metric]:
     """
 
     def of_class(score: Callable[..., Any]) -> Metric:
+        # The mean over one class. scikit-learn's average="binary" refuses more than two classes.
         return lambda labels, predicted: float(
             score(labels, predicted, labels=[positive], average="macro", zero_division=np.nan)
         )

@@ -117,6 +117,7 @@ class InputPredictor:
         columns = self._model.task.columns
         names = [name for name in (columns.text, columns.text_pair, columns.label, *columns.marks) if name]
         rows = tables.whole_rows(path, header=not names or not all(map(tables.is_number, names)))
+        # A sentence may have several rows, and a reader may skip some, so only equal numbers pair.
         return rows if len(rows) == count else ()
 
     def task_split(self, path: Path) -> Split[Any] | None:

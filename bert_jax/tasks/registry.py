@@ -108,6 +108,7 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
         task = kind_class(kind)("own", columns=Columns(config.text, text_pair, label, marks))
         files = given
     task = replace(task, **_options(config, task))
+    # In the task's own order, with train first, however they were given.
     files = {split: files[split] for split in split_names(task.name) if split in files}
     tables.check_apart(files)
     return task, files

@@ -156,6 +156,7 @@ def distilled_task(
     loaded = open_teacher(settings, vocabulary)
     teacher, kind = f"distill.teacher={settings.teacher}", loaded.task["kind"] if loaded.task else ""
     if settings.soft_weight and kind == task.kind:
+        # Before labels are compared, the teacher's outputs get the order of the student's labels.
         loaded = with_task_labels(loaded, task)
     described = f"a model of a task of kind {kind}" if kind else "no model of a task"
     theirs, ours = (tuple(labels or ()) for labels in ((loaded.task or {}).get("labels"), task.labels))
@@ -372,6 +373,7 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start, report: Repor
             report(f"{split.path} has no labels; it is not evaluated")
             continue
         rows[name] = task.encode(split, start.tokenizer)
+        # The training file is the first split, so the others are encoded with the options that follow from it.
         if name == "train":
             task = task.fitted(rows[name])
         counts[name] = measurement.counts(rows[name], task, start.tokenizer)
@@ -402,6 +404,7 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data, r
         trial: trials.settings(config, trial, task, rows.count, measured=bool(evaluators))
         for trial in trials.list_trials(config)
     }
+    # Trials differ only in their seeds, so the first one stands for all.
     steps = next(iter(every.values())).steps
     if rules.gradual_epochs(config.train_layers) is not None:
         layers = max(rules.stacks(bert.abstract_params(model, objective.heads)).values(), default=0)

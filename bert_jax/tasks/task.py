@@ -164,6 +164,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
         """Whether a file that predict would read as lines of text is like the training files: its header is theirs."""
         names = {name for name in (self.columns.text, self.columns.text_pair) if name and not is_number(name)}
         header = first_fields(path)
+        # A single field may be a text that happens to be spelled as the column.
         return len(header) > 1 and bool(names) and names <= {*header}
 
     @abc.abstractmethod
@@ -306,6 +307,7 @@ def choice_sums(
     if smoothing:
         # Uniform over the present choices.
         losses = jnp.where(present, jax.nn.logsumexp(masked, axis=-1, keepdims=True) - masked, 0)
+        # A filler has no choice at all.
         uniform = losses.sum(axis=-1) / jnp.maximum(present.sum(axis=-1), 1)
         loss = (1 - smoothing) * loss + smoothing * (uniform * weights).sum()
     return loss, correct

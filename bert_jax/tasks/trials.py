@@ -240,6 +240,7 @@ def summary(by_seed: Sequence[Metrics]) -> dict[str, dict[str, Any]]:
     statistics = {}
     for name in by_seed[0]:
         values = [metrics[name] for metrics in by_seed]
+        # The mean over the other seeds would not compare with a mean over all of them.
         known = not any(map(math.isnan, values))
         statistics[name] = {
             "mean": float(np.mean(values)) if known else None,

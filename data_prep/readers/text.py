@@ -266,6 +266,7 @@ def _recognize(head: bytes) -> tuple[str, str]:
     head = head[:HEAD_BYTES]
     text, cut = head.removeprefix(BYTE_ORDER_MARK).lstrip(), len(head) == HEAD_BYTES
     lowered = text.lower()
+    # The first bytes of binary formats come before any white space; markup may follow some.
     for table, start in ((_MAGIC, head), (_MARKUP, lowered)):
         for content, format, pattern in table:
             if pattern.match(start):
@@ -285,6 +286,7 @@ def _is_table(head: bytes, delimiter: str, cut: bool) -> bool:
     """Whether text, which may be cut, is a header with column names and then rows with as many fields."""
     lines = [f"{line}\n" for line in re.split("\r\n?|\n", head.decode("utf-8", "replace"))]
     names = lines[0].strip().split(delimiter)
+    # A line of prose also has commas, but seldom only distinct short parts that begin with a letter.
     if len(names) < 2 or len(set(names)) < len(names) or not all(map(_COLUMN_NAME.fullmatch, names)):
         return False
     quotes = None if delimiter == "\t" else '"'

@@ -79,6 +79,7 @@ class _Buffer:
         while begin < last:
             if match := pattern.search(self.content, begin):
                 return match.span()
+            # A match may begin in what has been read already, and end in the next block.
             begin = max(begin, len(self.content) - _LONGEST_MATCH)
             if not self.fill(len(self.content) + 1):
                 break
@@ -117,6 +118,7 @@ def _records(path: str, blocks: Iterator[bytes]) -> Iterator[tuple[dict[str, str
         end = begin + (length or 0)
         is_whole = buffer.fill(end)
         buffer.fill(end + _LONGEST_MATCH)
+        # After a correct length comes the next record, or nothing at the end of the file.
         following = bytes(buffer.content[end : end + _LONGEST_MATCH]).lstrip(b"\r\n")
         if length is None or not is_whole or not b"WARC/".startswith(following[:5]):
             # The length is wrong. The record ends where the next one begins, or at the end of a file that is complete.
@@ -136,6 +138,7 @@ def _headers(head: bytes) -> dict[str, str]:
     """Returns the headers by lower-case name; the first of several with one name."""
     headers: dict[str, str] = {}
     text = re.sub(r"\r?\n[ \t]+", " ", head.decode("utf-8", "replace"))  # a line may be continued on the next one
+    # In reverse, so that the first of several equal names is stored last.
     for line in reversed(re.split(r"\r?\n", text)[1:]):
         name, _, value = line.partition(":")
         headers[name.strip().lower()] = value.strip()
@@ -160,6 +163,7 @@ def _http_page(content: bytes, place: str) -> Item:
     body = content[begin:]
     codings = f"{headers.get('content-encoding', '')},{headers.get('transfer-encoding', '')}".lower().split(",")
     try:
+        # Codings are listed in the order in which they were applied, and transfer codings come after content codings.
         for coding in reversed(codings):
             body = _without_coding(body, coding.strip())
     except (zlib.error, OSError, ValueError) as error:
@@ -192,6 +196,7 @@ def _without_coding(body: bytes, coding: str) -> bytes:
                 name = "brotli" if coding == "br" else coding
                 return bytes(pa.CompressedInputStream(pa.BufferReader(body), name).read(size))
     except (zlib.error, OSError):
+        # Text has no control characters, so a body without them was decoded by the crawler.
         if len(body.translate(None, CONTROLS)) != len(body):
             raise
     return body  # no coding that changes it, or it is decoded already

@@ -232,7 +232,7 @@ def without_open_tables(text: str) -> str:
 
 
 def _first_variants(text: str) -> str:
-    """Keeps the first variant in -{zh-hans:...;zh-hant:...}- (https://www.mediawiki.org/wiki/Writing_systems/Syntax)."""
+    """Keeps the first variant in -{zh-hans:a;zh-hant:b}- (https://www.mediawiki.org/wiki/Writing_systems/Syntax)."""
     # A stack instead of nested regular expressions, so that the time is linear.
     outer: list[list[str]] = []  # the text before each open -{
     parts: list[str] = []

@@ -101,6 +101,7 @@ def label_meaning(items: Sequence[MultipleChoice]) -> str:
     labels = {item.label or "" for item in items}
     mixed = any(map(re.compile("[A-Z]").fullmatch, labels)) and any(label.isdecimal() for label in labels)
     other = PLACES if mixed and "0" not in labels else FROM_ONE
+    # A file's numbers count either from 0 or from 1, so only one of the two readings is tried.
     for meaning, read in _READINGS.items():
         if meaning != other and written and all(read(item) is not None for item in written):
             return meaning

@@ -78,6 +78,8 @@ def contrastive_sums(own: TextVectors, placement: Placement, scale: float, symme
     def masked_scores(
         anchors: Float[Array, "B D"], candidates: Float[Array, "K D"], possible: Bool[Array, "B K"]
     ) -> Float[Array, "B K"]:
+        # `scale` multiplies the rounding error of a cosine, so TPUs must not multiply in bfloat16, which is their
+        # default.
         products = jnp.einsum("bd,kd->bk", anchors, candidates, precision=jax.lax.Precision.HIGHEST)
         return jnp.where(possible, scale * products, IMPOSSIBLE)
 
@@ -95,6 +97,7 @@ def contrastive_sums(own: TextVectors, placement: Placement, scale: float, symme
         """Whether candidates are wrong for texts of a column of pairs, in which they stand next to right ones."""
         rows_of_text = sought[:, None] == texts[None, :, column]
         partners = texts[:, 1 - column][:, None] == candidates[None]
+        # A matrix product counts the rows that hold both texts, without an array of [B, rows, K].
         right = jnp.einsum("br,rk->bk", rows_of_text.astype(jnp.float32), partners.astype(jnp.float32)) > 0
         return ~right & (sought[:, None] != candidates[None])
 
@@ -127,6 +130,7 @@ def cosent_sum(own: TextVectors, targets: Float[Array, "B"], placement: Placemen
     scores, labels, weights = (placement.gather_rows(leaf) for leaf in (scale * cosines, targets, own.weights))
     ordered = (labels[:, None] < labels[None, :]) & (weights[:, None] > 0) & (weights[None, :] > 0)
     differences = jnp.where(ordered, scores[:, None] - scores[None, :], IMPOSSIBLE)
+    # The appended 0 is the 1 in the logarithm. Without any ordered pair, the loss is 0.
     loss = jax.nn.logsumexp(jnp.append(differences.ravel(), 0.0))
     return loss * own.weights.sum()
 
@@ -301,6 +305,7 @@ class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
             score = None
             if scored:
                 score = float("nan") if is_missing(label) else parse_number(str(label))
+                # Also true for NaN, which compares as false.
                 if not abs(score) <= LARGEST:
                     raise UserError(
                         f"{place}: {label!r} is not a score; expected a number. Correct the line or task.label"
@@ -349,6 +354,8 @@ class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
         by_role = self.query_prompt, self.document_prompt
         # Inputs of predict have no score, and a folder of sentence-transformers does not say what it was trained on.
         alike = scored if split.labelled else self.loss == "cosent" or (not self.loss and not any(by_role))
+        # The texts of a pair with a score have the same role. Without a score, the first one is a query and the others
+        # are documents.
         prompts = (self.prompt, self.prompt) if alike else by_role
         texts = [
             [(prompts[min(place, 1)] + text,) if text else None for place, text in enumerate(item.texts)]

@@ -62,6 +62,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 def compared_words(text: str) -> list[str]:
     """An answer's words, in lower case, without ASCII punctuation and English articles."""
+    # In the order of the official scripts: an article may only be recognized once its punctuation is gone.
     return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
 
 
@@ -120,6 +121,7 @@ def squad2_metrics(
     metrics["best_f1"], metrics[THRESHOLD] = best_threshold(f1, probabilities, answerable, answered)
     withheld = probabilities > (metrics[THRESHOLD] if threshold is None else threshold)
     for name, raw in (("exact", exact), ("f1", f1)):
+        # No answer is right for a question that has none, and wrong for any other.
         final = np.where(withheld, ~answerable, raw)
         metrics |= {
             name: _mean(final),
@@ -142,6 +144,8 @@ def best_threshold(
     is best, the threshold is 0.
     """
     order = np.argsort(no_answer, kind="stable")
+    # For a question that has an answer, giving one adds its score. For one that has none, it loses the point for no
+    # answer, unless the predicted text is empty anyway.
     gains = np.where(answerable, scores, np.where(answered, -1.0, 0.0))[order]
     # Entry n: the sum of scores if the first n questions get answers and the others none.
     reached = np.cumsum(np.concatenate([[float((~answerable).sum())], gains]))
@@ -203,9 +207,12 @@ def best_spans(logits: Float[Array, "B T 2"], places: AnswerSpan, count: int, lo
     inside = positions[:, :, None] + jnp.arange(longest)[None, None] < places.end[:, None, None]
     firsts, lengths, exists = choose_spans(scores, begins[:, :, None] & inside, count)
     lasts = firsts + lengths - 1
+    # choose_spans returns no scores. The place of a span that does not exist may be past the row; its value becomes
+    # -inf.
     values = jnp.take_along_axis(starts, firsts, axis=1) + jnp.take_along_axis(
         ends, jnp.minimum(lasts, logits.shape[1] - 1), axis=1
     )
+    # Position 0, which is [CLS], stands for no answer.
     return RowAnswers(firsts, lasts, jnp.where(exists, values, -jnp.inf), starts[:, 0] + ends[:, 0])
 
 
@@ -443,6 +450,7 @@ class QuestionObjective(TaskObjective):
         """The mean of both ends' sums, over the positions of the sequence, as in answer_sums."""
         possible = (batch.sequence_ids > 0)[:, None]
         ours, theirs = (jnp.where(possible, logits.swapaxes(1, 2), IMPOSSIBLE) for logits in (outputs, teacher))
+        # Each end has half of the weight, because the loss is their mean.
         weights = jnp.broadcast_to(batch.label_weights[:, None] / 2, (len(outputs), 2))
         return soft_class_sum(ours, theirs, weights, temperature)
 

@@ -197,6 +197,7 @@ def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...] | None:
         return None
     if isinstance(answers, str):
         text = answers
+        # JSON and Parquet have lists of their own, so a text in them is an answer even if it is in brackets.
         answers = opened(text) if text.strip() and not is_stored(path) else text
         # A text in a table is the answer itself, unless it is written as a list (not a set) or an object of answers.
         is_list = isinstance(answers, list) and text.strip().startswith("[")
@@ -350,7 +351,7 @@ def encode_questions(
             f"task.max_length is {max_length} and task.max_query_length {max_query_length}, which leaves no space "
             f"for a context; use --config.task.max_length={max_query_length + 128}"
         )
-    # Rows are windows of all questions, in order.
+    # Rows are windows of all questions, in order. A window counts the pieces of its own context.
     sizes = zip(np.diff(bounds)[contexts].tolist(), rooms.tolist(), strict=True)
     windows_by_question = [cut_windows(size, room, doc_stride) for size, room in sizes]
     counts = list(map(len, windows_by_question))
@@ -407,7 +408,9 @@ def cut_windows(pieces: int, room: int, stride: int) -> Int32[np.ndarray, "W 4"]
     most = -(-room // step)
     for start in range(0, pieces, PIECES_AT_ONCE):
         place = np.arange(start, min(start + PIECES_AT_ONCE, pieces))[:, None]
+        # The first window that contains the piece: the least n with n * step + room > place.
         lowest = np.maximum(-((room - 1 - place) // step), 0)
+        # The last window may occur several times, which changes nothing, because argmax takes the first maximum.
         windows = np.minimum(lowest + np.arange(most), len(firsts) - 1)
         first, end = firsts[windows], ends[windows]
         sides = np.minimum(place - first, end - 1 - place) + 0.01 * (end - first)

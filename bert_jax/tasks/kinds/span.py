@@ -56,6 +56,7 @@ def candidate_spans(rows: SpanRows, answers: Sequence[SpanAnswer], labels: Seque
         # places = (word * K + length - 1) * C + type (SpanAnswer)
         word_and_length, types = np.divmod(answer.places[best].astype(np.int64), len(labels))
         firsts, lengths = np.divmod(word_and_length, rows.longest)
+        # lexsort sorts by its last key first: by the first word, then the longest span.
         order = np.lexsort((-lengths, firsts))
         columns = (values[order].tolist() for values in (start + firsts, lengths, types, answer.scores[best]))
         for first, length, kind, score in zip(*columns, strict=True):
@@ -332,6 +333,7 @@ class SpanPairTask(SpanPairOptions, SpanTask):
         if not relations and any(item.spans for item in train.items):
             raise _missing(train, "relations")
         task = replace(self, relation_labels=self.relation_labels or tuple(sorted(relations)))
+        # With two arguments, super() continues with the new task; without, it would continue with `self`.
         return super(SpanPairTask, task).complete(train)
 
     def default_metrics(self) -> tuple[str, ...]:
@@ -373,6 +375,7 @@ class SpanPairTask(SpanPairOptions, SpanTask):
         objects = [prediction | {"relations": []} for prediction in super().predictions(rows, answers)]
         relations = predicted_relations(rows, answers, spans, self.relation_labels)
         for (sentence, label, head, tail), score in relations.items():
+            # The prediction lists its spans in this order, so these are their indices.
             places = list(spans[sentence])
             ends = {"head": places.index(head), "tail": places.index(tail)}
             objects[sentence]["relations"].append({"type": label, **ends, "score": score})

@@ -187,6 +187,7 @@ class SpanRows(WordRows[SpannedSentence]):
             lengths[place, :count] = self.lengths_in_words[own][:count]
             own = slice(*self.relation_offsets[row : row + 2])
             relations[place, self.heads[own], self.tails[own]] = self.relations[own] + 1
+            # All pairs of two different spans are trained; most of them have no relation, which is class 0.
             weights[place, :count, :count] = self.labelled * (1 - np.eye(count))
         word_positions = np.where(words, self.word_slots[places], 0).astype(np.int32)
         # A span lies within the words of its row.
@@ -329,6 +330,7 @@ class SpanObjective(TaskObjective):
         logits = None if self.given else span_logits(model, vectors, dropout_key)
         relations = None
         if self.relations:
+            # A missing span has length 0. It reads a span of one word, so that its index is valid; its pairs weigh 0.
             paired = take_spans(vectors, labels.pair_firsts, jnp.maximum(labels.pair_lengths, 1))
             relations = relation_logits(model, paired, dropout_key)
         return SpanOutputs(vectors, logits, relations)
@@ -362,6 +364,7 @@ class SpanObjective(TaskObjective):
         if self.given:
             relations = self.best_relations(outputs.relations)
             return SpanAnswer(None, None, labels.pair_firsts, labels.pair_lengths, *relations)
+        # As sequence ids: words are sequence 1, and positions without a word are padding.
         possible = possible_spans(labels.words, self.length)
         if self.binary:
             shares = jax.nn.sigmoid(outputs.logits)

@@ -62,6 +62,8 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
         labels, weights = np.zeros(len(words.input_ids)), np.zeros(len(words.input_ids), np.float32)
         if split.labelled:
             numbers = _numbers(split)
+            # NaN would remain NaN even with weight 0. Labels are float64 until they are standardized
+            # (rows.standardized).
             labels[words.word_starts] = np.nan_to_num(numbers)
             weights[words.word_starts] = ~np.isnan(numbers)
         return LabelledWordRows(**vars(words), labels=labels, label_weights=weights, scale=self.scale)
