@@ -264,6 +264,7 @@ class Embedder:
             rows, word_offsets = encoded.rows, encoded.word_offsets
             arrays = {"embeddings": embeddings, "offsets": rows.offsets, "input_ids": rows.input_ids}
         else:
+            # Without texts, the arrays have no rows, but the usual types and widths.
             word_offsets = np.zeros(1, np.int64)
             arrays = {"embeddings": np.zeros((0, self.width), np.float32), "offsets": word_offsets}
             arrays["input_ids"] = np.zeros(0, np.int32)

@@ -74,6 +74,7 @@ def objective_metrics(loaded: LoadedModel, dataset: Dataset, config: TrainConfig
     if objective.likelihoods:
         counts = count_words(dataset, loaded.vocabulary, max_rows)
         for term, likelihood in objective.likelihoods.items():
+            # Without a labelled token, a term has no loss.
             if f"{term}_loss" in metrics:
                 metrics |= perplexities(metrics[f"{term}_loss"], counts, likelihood)
     return metrics
@@ -258,6 +259,7 @@ def evaluate(
     """
     given = from_keywords(EvaluateOptions, options)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
+    # The folder decides, because any encoder can be measured by retrieval, whatever it was trained for.
     if retrieval.is_beir(Path(data)):
         mesh_option = {} if mesh in (None, MeshConfig()) else {"mesh": mesh}
         _refuse(given, (*_OF_SHARDS, *_OF_TASKS), f"{data} is a data set of retrieval", **mesh_option)

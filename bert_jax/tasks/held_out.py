@@ -38,6 +38,8 @@ def indices(task: Task, train: Split[Any], share: float) -> list[int]:
     labels = [_labels(task, train, item) for item in train.items]
     left = Counter(label for item in labels for label in item)
     held_out: list[int] = []
+    # Groups of equal texts in the order of their hashes. One that does not fit is passed over, and the next one is
+    # tried.
     for text in sorted(groups, key=_hash):
         if len(held_out) >= wanted:
             break

@@ -72,6 +72,7 @@ class InputPredictor:
         self._words = options.words
         self._hidden = () if options.all_scores else ("scores",)
         self._skip = options.on_error == "skip"
+        # Rows are sorted by length within a window, so a window of several batches has little padding.
         self._window = WINDOW * model.batch_size
 
     def file(self, path: Path, quiet: bool = True, split: Split[Any] | None = None) -> Iterator[Predictions]:
@@ -339,6 +340,7 @@ def predict(
     windows = predictor.file(inputs, quiet) if isinstance(inputs, Path) else predictor.objects(list(inputs), quiet)
     # All windows, before the remarks count what they hold.
     predictions = [prediction for window in windows for prediction in window]
+    # A caller that receives the number gets no remark about it.
     if on_truncated is not None:
         on_truncated(predictor.truncated, predictor.limit)
         predictor.truncated = 0

@@ -233,6 +233,7 @@ class Kept:
         """Drops the data that this configuration does not share."""
         start = config.init_from, config.init_layers, config.init_average
         keys = {"files": config.task, "checkpoint": start, "data": (config.task, start)}
+        # Before anything new is made, so that two data sets are never in memory together.
         self._made = {name: made for name, made in self._made.items() if self._keys[name] == keys[name]}
         self._keys = keys
 
@@ -306,6 +307,7 @@ def _read(config: TaskConfig, report: Report) -> tuple[Task, dict[str, Split]]:
     for path in files.values():
         for line in measurement.file_remarks(path):
             report(line)
+    # Before any file is read, which may take long.
     if config.submission:
         leaderboards.check(task, files)
     # The training file comes first, because its labels decide what the labels of the other files mean.

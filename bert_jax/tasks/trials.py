@@ -127,6 +127,7 @@ def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measur
         config,
         seed=trial.seed,
         seeds=1,
+        # A budget in minutes ends the run, unless the number of steps is given too.
         steps=config.steps if config.budget_minutes > 0 else length,
         optimizer=dataclasses.replace(
             config.optimizer,

@@ -61,6 +61,7 @@ def checked_choices(source: Path, line: int, values: Sequence[Any]) -> tuple[str
             raise UserError(
                 f"{source} line {line}: choices is {values!r:.60}; expected a list of texts, none of them empty"
             )
+    # In a list, all texts are choices. In columns, an empty value is an absent choice, because some items have fewer.
     choices = tuple(_text(source, line, value) for value in values)
     if sum(bool(text) for text in choices) < 2:
         raise UserError(f"{source} line {line} has fewer than two choices (task.choices). Give it two or more")
@@ -80,6 +81,7 @@ def _by_place(item: MultipleChoice, first: int = 0) -> int | None:
         place = int(label) - first
     elif re.fullmatch("[A-Z]", label):
         place = ord(label) - ord("A")
+    # An absent choice cannot be the correct one.
     return place if 0 <= place < len(item.choices) and item.choices[place] else None
 
 
@@ -122,6 +124,7 @@ def correct_choices(source: Path, items: Sequence[MultipleChoice], meaning: str)
     and line, for a label that is not a choice, and, if items decide, for one that is the index of one choice and the
     text of another.
     """
+    # One meaning for the whole file, if it fits all labels.
     if meaning := _meaning(items, meaning):
         places = [_READINGS[meaning](item) for item in items]
         if None not in places:
@@ -197,6 +200,7 @@ class ChoiceTask(ChoiceOptions, PooledTask[MultipleChoice, "ChoiceRows"]):
             else:  # Parquet holds integers as floats if some are missing
                 is_integer = isinstance(label, float) and label == int(label)
                 written = str(int(label)) if is_integer else str(label).strip()
+            # Only typed files tell a number from a text of digits.
             numbered = written is not None and not isinstance(label, str)
             start, context = _text(path, line, start), _text(path, line, context)
             items.append(MultipleChoice(context, start, checked_choices(path, line, texts), written, line, numbered))
@@ -229,6 +233,7 @@ class ChoiceTask(ChoiceOptions, PooledTask[MultipleChoice, "ChoiceRows"]):
         Raises UserError, with file and line, for a label that is not one of the item's choices.
         """
         pairs = [
+            # The common beginning belongs to each choice, so that the second text is whole.
             [(item.context, f"{item.start} {text}".lstrip()) if text else None for text in item.choices]
             for item in split.items
         ]
@@ -301,6 +306,7 @@ class ChoiceObjective(SoftClassObjective):
         present = batch.labels.present
         vectors = pooled_vectors(model, separated(batch, present), dropout_key)
         scores = choice_logits(model, vectors, dropout_key)[:, 0]
+        # Masked here and not only in the loss, because soft targets are computed from the outputs alone.
         return jnp.where(present, scores.reshape(present.shape), IMPOSSIBLE)
 
     def loss_terms(self, model: Bert, outputs: Float[Array, "B S"], batch: TaskBatch) -> Terms:

@@ -155,6 +155,7 @@ class TextTask(LayerMix, Truncation, PooledTask[Example, LabelledRows]):
         remarks = [f"{split.path}: {empty} of {examples} examples have an empty text"] if empty else []
         if (long := int((np.bincount(rows.items()) > 1).sum())) and rows.row_items:
             remarks.append(
+                # All other examples have one row each.
                 f"{split.path}: {long} of {examples} examples are longer than task.max_length={self.max_length} "
                 f"tokens, and have {rows.count - examples + long} windows"
             )
@@ -236,6 +237,7 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
         return replace(task, class_weight_values=weights).with_metrics()
 
     def default_metrics(self) -> tuple[str, ...]:
+        # f1 is of one class: the given one, or 1 of 0 and 1, as in GLUE.
         return ("accuracy", "f1") if self.positive or self.labels == ("0", "1") else ("accuracy", "macro_f1")
 
     def objective(self) -> TaskObjective:
@@ -298,6 +300,7 @@ class RegressionTask(RegressionOptions, ScaledTask[Example, LabelledRows], TextT
         return replace(super().encode(split, tokenizer), scale=self.scale)
 
     def label_value(self, split: Split[Example], line: int, label: str) -> float:
+        # parse_number returns infinity for other texts, and NaN compares as false.
         value = parse_number(label)
         if not abs(value) <= LARGEST:
             raise UserError(f"{split.path} line {line}: {label!r} is not a number, but the task is a regression")
@@ -383,6 +386,7 @@ class MultiLabelTask(MultiLabelOptions, NamedLabelsTask[Any, LabelledRows], Text
 
     def replace_labels(self, split: Split[Any], names: Mapping[str, str]) -> Split[Any]:
         items = (
+            # Two labels of a text may become the same one.
             item._replace(labels=item.labels and tuple(dict.fromkeys(names.get(label, label) for label in item.labels)))
             for item in split.items
         )

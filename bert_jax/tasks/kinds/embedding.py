@@ -172,6 +172,7 @@ class EmbeddingRows(SideBySideRows[TextGroup]):
         known: dict[str, int] = {}
         for row, item in enumerate(self.split.items):
             for place, text in enumerate(item.texts):
+                # By content, because equal texts of different rows must not be negatives of one another.
                 numbers[row, place] = known.setdefault(text.strip(), len(known) + 1) if text else 0
         return numbers
 

@@ -52,6 +52,8 @@ def candidate_spans(rows: SpanRows, answers: Sequence[SpanAnswer], labels: Seque
     """
     candidates: list[Scored] = [{} for _ in rows.split.items]
     for answer, count, sentence, start in zip(answers, np.diff(rows.row_words), *sentence_of_rows(rows), strict=True):
+        # The answers have places for every position of the padded batch. Only as many as the row's own words give it
+        # count, so that padding changes no result.
         best = slice(CANDIDATES * count)
         # places = (word * K + length - 1) * C + type (SpanAnswer)
         word_and_length, types = np.divmod(answer.places[best].astype(np.int64), len(labels))
@@ -300,6 +302,7 @@ class SpanPairTask(SpanPairOptions, SpanTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # If spans are given, there is nothing to measure about them.
         check_metric_names(self.metrics, self.default_metrics())
 
     @property
@@ -330,6 +333,7 @@ class SpanPairTask(SpanPairOptions, SpanTask):
                     "task.relations_between=given none are predicted; leave it out"
                 )
         relations = {relation.label for item in train.items for relation in item.relations}
+        # SpanTask.complete reports a file without spans.
         if not relations and any(item.spans for item in train.items):
             raise _missing(train, "relations")
         task = replace(self, relation_labels=self.relation_labels or tuple(sorted(relations)))

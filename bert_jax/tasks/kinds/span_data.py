@@ -60,6 +60,7 @@ def read_spans(
         Column("relations", "label", required=label_required and relations),
     ]
     records = read_records(path, requested).records
+    # If relations are read, they decide, because spans may be part of an unlabelled input.
     deciding = 2 if relations else 1
     labelled = any(record.values[deciding] is not None for record in records)
     if label_required and not labelled:
@@ -111,6 +112,7 @@ def _checked_objects(source: str, values: Any, kind: str) -> Iterator[tuple[str,
         fields = value if isinstance(value, Mapping) else {}
         first, second, label = fields.get(first_name), fields.get(second_name), fields.get("label")
         has_label = (isinstance(label, str) and label != "") or (kind == "spans" and label in (None, ""))
+        # isinstance would take true and false for integers.
         if type(first) is not int or type(second) is not int or not has_label:
             raise UserError(f"{place} is {value!r:.80}; expected {expected}")
         yield place, first, second, label or ""
@@ -342,6 +344,7 @@ class SpanObjective(TaskObjective):
             if self.binary:
                 by_type = jnp.broadcast_to(weights[..., None], outputs.logits.shape)
                 loss, _ = binary_sums(outputs.logits, labels.types, by_type)
+                # binary_sums counts types as correct, but the accuracy is of spans: all types of a span must be right.
                 right = ((outputs.logits >= 0) == (labels.types > 0)).all(axis=-1)
                 terms["task"] = Term(loss, {"accuracy": (right * weights).sum()})
             else:

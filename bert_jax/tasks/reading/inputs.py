@@ -155,11 +155,13 @@ def record_words(source: Path, record: InputRecord, column: str = "", unit: str 
     # As in training, a token may be white space or empty.
     words = tuple(checked_text(source, record.line, token, f"token {number}") for number, token in enumerate(tokens))
     text = read_value(source, record, ("text",), required=False)
+    # The column of tokens may itself be called `text`.
     if text is None or text is tokens:
         return Words(words, None, None)
     checked_text(source, record.line, text)
     offsets, end = [], 0
     for word in words:
+        # From the end of the last token, so that a repeated word is located at its own place.
         start = text.find(word, end)
         if start < 0:
             raise UserError(f"{source} line {record.line}: the token {word!r} is not in the text after character {end}")
@@ -180,6 +182,8 @@ def split_words(text: str) -> list[tuple[int, int]]:
     start = None
     for place, character in enumerate(text):
         category = unicodedata.category(character)[0]
+        # A combining character directly after a mark, such as an emoji, belongs to it. After a letter, it continues the
+        # word below.
         if start is None and words and words[-1][1] == place and (category == "M" or character == JOINER):
             words[-1] = (words[-1][0], place + 1)
             continue
@@ -287,6 +291,8 @@ def stream_windows(stream: IO[bytes], size: int) -> Iterator[list[Line]]:
     """
     number, unfinished = 0, b""
     waiting: list[bytes] = []
+    # os.read returns what the pipe holds. stream.read would wait for CHUNK bytes, and its buffer would hide lines from
+    # select.
     while chunk := os.read(stream.fileno(), CHUNK):
         # The last part has no line end yet.
         *lines, unfinished = (unfinished + chunk).split(b"\n")
@@ -324,7 +330,7 @@ def to_record(
         return InputRecord(number, content, tabs=False)
     if form not in ("text", PYTHON):
         return InputRecord(number, json_object(f"{source} line {number}", content))
-    # The text gives the words their offsets.
+    # The text gives the words their offsets. A line without words stays a text, so that the reader reports it as empty.
     if words and content.split():
         return InputRecord(number, {"tokens": content.split(), "text": content})
     return InputRecord(number, content, tabs=form == "text")

@@ -117,6 +117,7 @@ def mark_words(path: Path, line: int, texts: Sequence[str], borders: Sequence[An
     Raises UserError, with file and line, for borders that are not inside the text.
     """
     marked = []
+    # TSV and CSV hold numbers as texts.
     places = [int(value) if isinstance(value, str) and value.isdecimal() else value for value in borders]
     for text, start, end in zip(texts, places[::2], places[1::2], strict=True):
         if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(text)):
@@ -430,6 +431,7 @@ def read_word_table(path: Path, columns: Columns, label_required: bool) -> Split
             f"{path} has one word on each line and a header; name its columns of words and of tags by task.text and "
             f"task.label (in predict, evaluate and embed: --text). Its columns are: {', '.join(header)}"
         )
+    # As in CoNLL columns, words are first and tags last by default.
     filled = columns.filled(Columns("0", "", "-1"))
     requested = [
         Column(filled.text, "text"),
