@@ -119,10 +119,16 @@ def _meaning(items: Sequence[MultipleChoice], trained: str) -> str:
 def correct_choices(source: Path, items: Sequence[MultipleChoice], meaning: str) -> list[int]:
     """The index of the correct choice, for all items in a file.
 
-    Numbers are indices, from 0 unless the meaning is FROM_ONE. The other labels have this meaning (label_meaning of the
-    training file, or else of this one), if all of them can. Otherwise each item decides. Raises UserError, with file
-    and line, for a label that is not a choice, and, if items decide, for one that is the index of one choice and the
-    text of another.
+    Numbers are indices, from 0 unless the meaning is FROM_ONE. The other labels have the given meaning if all of them
+    can have it. Otherwise each item decides.
+
+    Args:
+        source: The file, for messages.
+        meaning: label_meaning of the training file; empty: the meaning of this file.
+
+    Raises:
+        UserError: A label is not a choice or, if items decide, it is the index of one choice and the text of another.
+            The message names the line.
     """
     # One meaning for the whole file, if it fits all labels.
     if meaning := _meaning(items, meaning):
@@ -177,9 +183,11 @@ class ChoiceTask(ChoiceOptions, PooledTask[MultipleChoice, "ChoiceRows"]):
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[MultipleChoice]:
         """Reads items of a table (read_records): context, start and label from the columns text, text_pair, label.
 
-        An empty value in one of several columns of choices is an absent choice. A file without the label column, or
-        whose labels are all empty, null or -1, is read as unlabelled unless label_required. Raises UserError, with file
-        and line, for missing columns and for an item with fewer than two choices.
+        An empty value in one of several columns of choices is an absent choice. Unless label_required, a file without
+        the label column, or whose labels are all empty, null or -1, is read as unlabelled.
+
+        Raises:
+            UserError: A column is missing, or an item has fewer than two choices. The message names the line.
         """
         names = self.choice_columns
         if len(names) == 1 and not is_stored(path):

@@ -283,8 +283,11 @@ class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
 
         A file without the label column has no scores; one without the columns of negatives has pairs. A single column
         of negatives holds a text, or a list of texts in JSON lines and Parquet. The split is labelled in any case,
-        because a pair is its own target. Raises UserError, with file and line, for an empty anchor or positive, and a
-        score that is missing or not a number.
+        because a pair is its own target.
+
+        Raises:
+            UserError: An anchor or positive is empty, or a score is missing or not a number. The message names the
+                line.
         """
         if not columns.text_pair:
             raise UserError(

@@ -61,9 +61,11 @@ class Question(NamedTuple):
 def read_squad(path: Path, label_required: bool) -> Split[Question]:
     """Reads SQuAD's JSON: data, paragraphs with a context, and qas.
 
-    A question in qas has id, question, answers with text and answer_start, and is_impossible. Raises UserError, with
-    the article or question, for malformed input, an empty context, and a file in which only some questions have
-    answers.
+    A question in qas has id, question, answers with text and answer_start, and is_impossible.
+
+    Raises:
+        UserError: The input is malformed, a context is empty, or only some questions have answers. The message names
+            the article or question.
     """
     try:
         content = json.loads("\n".join(line for _, line in numbered_lines(path)))
@@ -103,9 +105,12 @@ def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[
     1), there is no answer, whatever the answers.
 
     Answers are {"text": [...], "answer_start": [...]} as in Hugging Face's data sets, a list of {"text",
-    "answer_start"} as in SQuAD, a list of texts, or one text; an empty list or text means that there is no answer. In
-    CSV and TSV they are written as a text (opened). Raises UserError, with the line, for malformed input, an empty
-    question or context, and a file in which only some questions have answers.
+    "answer_start"} as in SQuAD, a list of texts, or one text; an empty list or text means no answer. In CSV and TSV
+    they are written as a text (opened).
+
+    Raises:
+        UserError: The input is malformed, a question or context is empty, or only some questions have answers. The
+            message names the line.
     """
     names = columns.filled(Columns(*QUESTION_COLUMNS))
     requested = [Column(names.text, "text"), Column(names.text_pair, "text_pair")]
@@ -121,7 +126,9 @@ def parse_question(source: Path, record: InputRecord, columns: Columns) -> Quest
     """The question in an input of predict, without answers.
 
     The input is an object with the columns of read_questions, or a plain line: a question, a tab and its context.
-    Raises UserError, with the line, for a missing part.
+
+    Raises:
+        UserError: A part is missing. The message names the line.
     """
     names = [(columns.text, "question"), (columns.text_pair, "context")]
     question, context = record_texts(source, record, names, needed=2)

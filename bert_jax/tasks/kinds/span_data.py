@@ -44,10 +44,15 @@ def read_spans(
 ) -> Split[SpannedSentence]:
     """Reads sentences of `tokens` with `spans` and, if asked, `relations`, unless columns name the first two.
 
-    Spans count words; those of a text, instead of a list of words, count characters (mark_entities).
-    A file is labelled if it has spans or, if relations are read, relations that are not all null. spans_required: spans
-    are part of the input, so that a file must have them even without labels. Raises UserError, with file and line, for
-    a file of another kind, missing labels or columns that are required, and a malformed span or relation.
+    Spans count words; in a text instead of a list of words, they count characters (mark_entities). A file is labelled
+    if its spans or, if relations are read, its relations are not all null.
+
+    Args:
+        spans_required: Spans are part of the input, so a file must have them even without labels.
+
+    Raises:
+        UserError: The file is of another kind, labels or columns are missing, or a span or relation is malformed. The
+            message names the line.
     """
     if not is_stored(path):
         raise UserError(

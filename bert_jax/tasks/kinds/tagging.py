@@ -391,8 +391,10 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         """Reads CoNLL-U, CoNLL columns, or lists in JSON lines, Parquet and prepared data.
 
         BILOU and BMES tags become IOBES, and stray tags are corrected (with_entity_tags). Without label_required, a
-        file whose tags are all empty or _ is read as unlabelled. Raises UserError, with the line, for a word without a
-        tag where tags are required.
+        file whose tags are all empty or _ is read as unlabelled.
+
+        Raises:
+            UserError: A word has no tag, and tags are required. The message names the line.
         """
         # Before the letters are converted, because a single stray tag would hide that a file is in BILOU or BMES.
         split = with_entity_tags(
@@ -411,7 +413,10 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
 
         If all tags look like O, B-X, I-X, E-X or S-X, they mark entities: the label set then has all tags of the scheme
         for each type X, and the metrics are over entities. Labels are in the order in which the file names classes;
-        others follow, sorted, O first. Raises UserError for fewer than two tags.
+        others follow, sorted, O first.
+
+        Raises:
+            UserError: The file has fewer than two tags, or a metric compares entities and the tags mark none.
         """
         task = self
         if not task.labels:
@@ -604,8 +609,10 @@ def most_frequent_tag_baseline(train: Split[Sentence], test: Split[Sentence]) ->
     """Tags each word with its most frequent tag in train, and unknown words with the most frequent tag of all.
 
     This is the baseline of Jurafsky and Martin, Speech and Language Processing, chapter on part-of-speech tagging.
-    Words are compared as written; of equally frequent tags, the alphabetically first one is used. Raises UserError
-    for a file without tags.
+    Words are compared as written; of equally frequent tags, the alphabetically first one is used.
+
+    Raises:
+        UserError: A file has no tags.
     """
     pairs = []
     for split in (train, test):

@@ -72,8 +72,12 @@ class Words(NamedTuple):
 def record_texts(source: Path, record: InputRecord, names: Sequence[Sequence[str]], needed: int) -> list[str]:
     """A record's texts: separated by tabs in a plain line, or the fields with these names.
 
-    names has the possible field names, text by text, and the first `needed` texts are required. Raises UserError for a
-    text that is missing, empty or not a string, and for too many tabs.
+    Args:
+        names: The possible field names, text by text.
+        needed: How many of the texts are required, from the first.
+
+    Raises:
+        UserError: A text is missing, empty or not a string, or there are too many tabs.
     """
     if not isinstance(record.content, Mapping):
         texts: list[Any] = record.plain_texts()
@@ -98,7 +102,8 @@ def record_texts(source: Path, record: InputRecord, names: Sequence[Sequence[str
 def read_value(source: Path, record: InputRecord, names: Sequence[str], required: bool = True) -> Any:
     """The value of the first of these fields that the object has, else None. Empty names are ignored.
 
-    Raises UserError for a missing field that is required, and for a plain line.
+    Raises:
+        UserError: A required field is missing, or the record is a plain line.
     """
     if not isinstance(record.content, Mapping):
         raise UserError(
@@ -117,9 +122,13 @@ def read_value(source: Path, record: InputRecord, names: Sequence[str], required
 
 
 def checked_text(source: Path, line: int, text: Any, part: str = "") -> str:
-    """The text unchanged. Raises UserError for one that is empty, not a string, or not encodable as UTF-8.
+    """Checks a text, and returns it unchanged.
 
-    A text that is a part, such as a token, may be empty.
+    Args:
+        part: Names a part of a text, such as a token, which may be empty.
+
+    Raises:
+        UserError: The text is empty, not a string, or cannot be encoded as UTF-8.
     """
     if not isinstance(text, str):
         raise UserError(f"{source} line {line}: {part and f'{part}: '}expected a string, got {text!r:.60}")
@@ -133,8 +142,10 @@ def checked_text(source: Path, line: int, text: Any, part: str = "") -> str:
 def record_words(source: Path, record: InputRecord, column: str = "", unit: str = CHARACTERS) -> Words:
     """A record's words: the list in its `column`, `tokens` or `words`, or its text, split by split_text.
 
-    If there are tokens and a text, the tokens are located in the text, in order. Raises UserError as record_texts does,
-    and for a token that the text lacks.
+    If there are tokens and a text, the tokens are located in the text, in order.
+
+    Raises:
+        UserError: As in record_texts, or the text lacks a token.
     """
     lists = list | tuple | np.ndarray  # in rows of a caller, tuples and arrays stand for lists
     tokens = None
@@ -287,7 +298,10 @@ def stream_windows(stream: IO[bytes], size: int) -> Iterator[list[Line]]:
     """The lines of a stream, without line ends, in lists of at most `size` lines.
 
     A list is yielded as soon as reading more would wait. A program that writes a line into a pipe and waits for its
-    prediction therefore receives it. Raises UserError for a line that is not UTF-8.
+    prediction therefore receives it.
+
+    Raises:
+        UserError: A line is not UTF-8.
     """
     number, unfinished = 0, b""
     waiting: list[bytes] = []
@@ -323,8 +337,11 @@ def to_record(
 ) -> InputRecord:
     """A line, or an object of the caller, as an InputRecord.
 
-    With `words`, a line of text holds words separated by white space. Raises UserError for a line of the form jsonl
-    that is not a JSON object.
+    Args:
+        words: Whether a line of text holds words separated by white space.
+
+    Raises:
+        UserError: A line of the form jsonl is not a JSON object.
     """
     if not isinstance(content, str):
         return InputRecord(number, content, tabs=False)
@@ -349,16 +366,18 @@ Texts = tuple[str, ...]  # one text, or the two of a pair
 def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str = "") -> Iterator[Texts]:
     """A file's texts in order; only a part is in memory at a time.
 
-    Args:
-        form: by default, by the ending of the name; a Parquet file may stand for several (files_read). In lines of
-            text, a tab separates the two texts of a pair. In the other forms, a text may hold line ends and tabs.
-        text: the field or column of texts; empty: `text`. CSV and TSV have a header line, unless both names are
-            numbers, from 0.
-        text_pair: the field or column of the second text of a pair.
+    Blank lines between JSON lines are skipped.
 
-    Raises UserError, with file and line, for a missing file, a missing field, a value that is not a text, names for
-    lines of text, and form auto for a .json file without rows (tables.json_form). Blank lines between JSON lines are
-    skipped.
+    Args:
+        form: By default, by the ending of the name; a Parquet file may stand for several (files_read). In lines of
+            text, a tab separates the two texts of a pair. In the other forms, a text may hold line ends and tabs.
+        text: The field or column of texts; empty: `text`. CSV and TSV have a header line, unless both names are
+            numbers, from 0.
+        text_pair: The field or column of the second text of a pair.
+
+    Raises:
+        UserError: The file or a field is missing, a value is not a text, names are given for lines of text, or form is
+            auto for a .json file without rows (tables.json_form). The message names the line.
     """
     if form not in STREAM_FORMS:
         raise UserError(f"unknown --form {form!r}; choose from {', '.join(STREAM_FORMS)}")

@@ -49,8 +49,10 @@ def read_table(
     In JSON, Parquet and prepared data, a label may be the number of a class. It becomes the class's name if the file
     gives it, or the label with this index in `labels` unless these are numbers. true and false become `true` and
     `false`; a null text becomes an empty one. A file whose labels are all empty, null or -1 is unlabelled. Without
-    label_required, so is a file without the label column, and single labels may be missing. Raises UserError for a
-    column that is not set or missing, for a missing label that is required, and for whatever read_records rejects.
+    label_required, so is a file without the label column, and single labels may be missing.
+
+    Raises:
+        UserError: A column is not set or missing, a required label is missing, or as in read_records.
     """
     marks = [Column(name, "marks") for name in columns.marks]
     table, labelled = read_labelled(path, columns, marks, label_required, ragged_lines)
@@ -78,8 +80,14 @@ def read_labelled(
 ) -> tuple[Table, bool]:
     """Reads the columns text, text_pair (unless it has no name), the labels, and `others`.
 
-    label_names are the columns of labels, by default one, columns.label. Also returns whether the table is labelled.
-    Raises UserError for columns that are not set, and for a file without labels if they are required.
+    Args:
+        label_names: The columns of labels; by default one, columns.label.
+
+    Returns:
+        The table, and whether it is labelled.
+
+    Raises:
+        UserError: A column is not set, or labels are required and the file has none.
     """
     for role, name in (("text", columns.text), ("label", columns.label)):
         if not name and (role == "text" or label_required):
@@ -110,11 +118,16 @@ def read_labelled(
 
 
 def mark_words(path: Path, line: int, texts: Sequence[str], borders: Sequence[Any]) -> list[str]:
-    """Puts one word per text between marks: "to * place * it". borders has its characters [start, end) by text.
+    """Puts one word per text between marks: "to * place * it".
 
     The word's tokens do not change, and any encoder with a classification head can be used. The baseline of Wang et al.
     2019b instead classifies the words' vectors concatenated with the vector of [CLS], which needs a special head.
-    Raises UserError, with file and line, for borders that are not inside the text.
+
+    Args:
+        borders: The word's characters [start, end), text by text.
+
+    Raises:
+        UserError: Borders are not inside the text. The message names the line.
     """
     marked = []
     # TSV and CSV hold numbers as texts.
@@ -190,8 +203,10 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
     of the file, or else an index in `labels` unless these are numbers; in texts, labels separated by commas (or another
     one, see recognize_separator), or a list or set in brackets (['a', 'b']), as pandas writes it. Or it names several
     columns, separated by commas: each is a label, and holds 1 or 0 (or true or false). A file without the columns, or
-    whose columns are all empty, null or -1, is unlabelled. Raises UserError, with file and line, for other values, and
-    for a missing label column that is required.
+    whose columns are all empty, null or -1, is unlabelled.
+
+    Raises:
+        UserError: A value is none of these, or a required label column is missing. The message names the line.
     """
     names = [name.strip() for name in columns.label.split(",")]
     table, known = read_labelled(path, columns, (), label_required, label_names=names)
@@ -290,8 +305,10 @@ Group = list[tuple[int, list[str]]]  # the line and the fields of each word of a
 def read_conllu(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
     """Reads CoNLL-U: words from FORM and tags from UPOS, unless columns names others.
 
-    Lines of multiword tokens (1-2) and empty nodes (1.1) are not words and are skipped. Raises UserError for a line
-    without the ten columns, an unknown column name, and a file without words.
+    Lines of multiword tokens (1-2) and empty nodes (1.1) are not words and are skipped.
+
+    Raises:
+        UserError: A line lacks the ten columns, a column name is unknown, or the file has no words.
     """
     groups: list[Group] = [[]]
     for number, line in numbered_lines(path):
@@ -316,11 +333,12 @@ def read_conllu(path: Path, columns: Columns, label_required: bool) -> Split[Sen
 def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
     """Reads CoNLL columns: one word per line, columns separated by tabs or spaces, blank lines between sentences.
 
-    Words are in column 0 and tags in the last column, unless columns gives other numbers; names in the first line
-    make it a table (read_word_table). Lines of DOCUMENT_MARK and
-    comments (_is_comment) are not words. Lines of CoNLL-U are read as such (read_conllu). Without label_required, a
-    file of one column is read as unlabelled. Raises UserError for a line with more or fewer columns than the first
-    word, a missing column, and a file without words.
+    Words are in column 0 and tags in the last column, unless columns gives other numbers; names in the first line make
+    it a table (read_word_table). Lines of DOCUMENT_MARK and comments (_is_comment) are not words. Lines of CoNLL-U are
+    read as such (read_conllu). Without label_required, a file of one column is read as unlabelled.
+
+    Raises:
+        UserError: A line has more or fewer columns than the first word, a column is missing, or the file has no words.
     """
     lines = [(number, _fields(line)) for number, line in numbered_lines(path)]
     words = [fields for _, fields in lines if fields and not fields[0].startswith(("#", DOCUMENT_MARK))]
@@ -422,7 +440,10 @@ def read_word_table(path: Path, columns: Columns, label_required: bool) -> Split
     """Reads CSV or TSV with a word on each line, or lists of the words and tags of a sentence (read_word_lists).
 
     A sentence ends where the column of sentences (_SENTENCES) has another value, empty ones apart; without such a
-    column, at a blank line. Raises UserError for a file with neither, and as delimited_records does.
+    column, at a blank line.
+
+    Raises:
+        UserError: The file has neither, or as in delimited_records.
     """
     header = first_fields(path)
     names = [name for name in header if _SENTENCES.fullmatch(re.sub(r"[^a-z]", "", name.lower()))]
@@ -468,9 +489,11 @@ def read_word_lists(path: Path, columns: Columns, label_required: bool, labels: 
     The words are in column text (default `tokens`), their labels in column label (default `labels`). Labels become
     texts: null an empty one, and the number of a class its name if the file gives it, or the label with this index in
     `labels` unless these are numbers; -1 is no class, and -100 stays IGNORED. A text instead of a list of words has
-    entities as labels (mark_entities) or, in CSV, a label for each of its words between spaces. Without
-    label_required, a file without the label column, or with nulls and empty lists alone, is read as unlabelled. Raises
-    UserError, with file and line, for a value that is not a list of words, and for labels that are not one per word.
+    entities as labels (mark_entities) or, in CSV, a label for each of its words between spaces. Without label_required,
+    a file without the label column, or with nulls and empty lists alone, is read as unlabelled.
+
+    Raises:
+        UserError: A value is not a list of words, or labels are not one per word. The message names the line.
     """
     requested = [
         Column(columns.text or "tokens", "text"),

@@ -93,7 +93,8 @@ def _has_column(names: list[str], width: int, name: str) -> bool:
 def column_index(path: Path, names: list[str], width: int, name: str, role: str) -> int:
     """The index of a column, from 0, in a table of `width` columns with the header `names`, which may be empty.
 
-    Raises UserError for a missing column and for a repeated name.
+    Raises:
+        UserError: The column is missing, or several have this name.
     """
     if not _has_column(names, width, name):
         known = f"its columns are: {', '.join(names)}" if names else f"it has columns 0 to {width - 1} and no header"
@@ -209,8 +210,10 @@ def check_file(path: Path) -> None:
 def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The numbers, from 1, and the lines of a text file, with their line ends.
 
-    Only a line feed ends a line (texts hold U+2028 and the like); a byte-order mark is dropped. Raises UserError
-    for a missing file, a folder, a damaged compressed file, and bytes that are not UTF-8.
+    Only a line feed ends a line (texts hold U+2028 and the like); a byte-order mark is dropped.
+
+    Raises:
+        UserError: The file is missing, a folder, damaged, or not UTF-8.
     """
     check_file(path)
     number = 0
@@ -256,7 +259,8 @@ _FIRST = re.compile(r"(?P<name>.+)-00000-of-(?P<count>\d{5})(?P<digits>-[0-9a-f]
 def data_set_files(path: Path) -> list[Path]:
     """The files of the data set whose first file is `path`, in order, existing or not; otherwise `path` alone.
 
-    Raises UserError if two files, which differ in their digits, have the same number.
+    Raises:
+        UserError: Two files, which differ in their digits, have the same number.
     """
     match = _FIRST.fullmatch(path.name)
     if not match:
@@ -277,7 +281,8 @@ def data_set_files(path: Path) -> list[Path]:
 def first_file(folder: Path, name: str) -> Path | None:
     """The file NAME-00000-of-....parquet in a folder, or None.
 
-    Raises UserError if there are two, which belong to different data sets.
+    Raises:
+        UserError: There are two, which belong to different data sets.
     """
     paths = folder.glob(name + "-00000-of-*.parquet")
     return _only(sorted(path for path in paths if _FIRST.fullmatch(path.name)))
@@ -357,11 +362,18 @@ CSV_ADVICE = 'Quote a field that contains commas, quotes or line ends, and doubl
 def delimited_records(
     path: Path, columns: Sequence[Column], quoted: bool, on_ragged: Callable[[UserError], None] | None = None
 ) -> tuple[tuple[bool, ...], Iterator[TableRow]]:
-    """Whether a file has these columns, and its records one by one: CSV if quoted, else TSV.
+    """Reads CSV or TSV, record by record.
 
-    The line of a CSV record is the one on which it ends, because a quoted field may contain line ends. on_ragged gets
-    the error for a record with another number of fields than the first line, which is raised without it. An empty file
+    The line of a CSV record is the one on which it ends, because a quoted field may contain line ends. An empty file
     has no records.
+
+    Args:
+        quoted: Whether the file is CSV; otherwise it is TSV.
+        on_ragged: Gets the error for a record whose number of fields differs from the first line's; without it, the
+            error is raised.
+
+    Returns:
+        Whether the file has each of the columns, and the records.
     """
     lines = _delimited_lines(path, quoted)
     first = next(lines, None)
@@ -631,11 +643,14 @@ def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = Fal
     tfds:            data prepared by TensorFlow Datasets, tfds:NAME[:SPLIT]
     any other        TSV, never quoted
 
-    Text files may be compressed (.gz, .xz, .zst).
+    Text files may be compressed (.gz, .xz, .zst). TSV and CSV have a header unless every column is given by a number.
 
-    TSV and CSV have a header unless every column is given by a number. With ragged_lines, a line of TSV or CSV whose
-    number of fields differs from that of the first line is skipped and counted. Raises UserError, with file and line,
-    for malformed input, a missing column that is required, and a file without examples.
+    Args:
+        ragged_lines: Whether to skip and count lines of TSV or CSV with another number of fields than the first line.
+
+    Raises:
+        UserError: The input is malformed, a required column is missing, or the file has no examples. The message names
+            the line.
     """
     if str(path).startswith(TFDS):
         return _read_prepared(str(path), columns)
