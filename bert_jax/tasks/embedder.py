@@ -197,6 +197,7 @@ def vector_settings(loaded: LoadedModel, options: EncodeOptions) -> VectorSettin
         normalize = own.normalize
     if prompt is None:
         prompt = prompts.get(prompt_name) if prompt_name else own.prompt if own else ""
+    # A folder in Hugging Face format may state more tokens than the model has positions.
     limit = min(own.max_length, positions) if own else positions
     truncate_dim = truncate_dim or (own.truncate_dim if own else 0)
     pool = pool or (own.pooling if own else "mean")
@@ -259,6 +260,7 @@ class Embedder:
         """Computes `embeddings` and, by the pool, `offsets` and `input_ids` (see `bert-jax embed --help`)."""
         if len(texts):
             encoded = self._encode(texts, self.settings.prompt)
+            # All texts are known here, so the batch sizes follow them.
             batches = bucketed_batches(encoded.rows, self._batch_size, self._model.mesh.size, self.settings.max_length)
             embeddings = self._run(encoded, batches, quiet=not is_watched())
             rows, word_offsets = encoded.rows, encoded.word_offsets

@@ -130,6 +130,8 @@ def perplexities(loss: float, counts: WordCounts, likelihood: Likelihood) -> dic
         # A predicted special token counts as a word, as the end of a sentence does in published figures of the Penn
         # Treebank and WikiText.
         tokens, words = tokens + counts.special, words + counts.special
+    # The same sum over all tokens, divided by the words: unlike the first, it compares models with different
+    # tokenizers.
     nats = {"perplexity": loss, "word_perplexity": loss * tokens / words if words else math.inf}
     return {
         f"{likelihood.prefix}{name}": math.exp(value) if value < MOST_NATS else None for name, value in nats.items()

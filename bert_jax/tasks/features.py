@@ -231,6 +231,8 @@ def train_head(
 
 
 def _optimizer(options: HeadOptions) -> optax.GradientTransformation:
+    # Made from the options wherever it is needed. As a static argument of _step, every new optimizer would compile it
+    # again.
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(options.learning_rate))
 
 

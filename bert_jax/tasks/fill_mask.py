@@ -67,6 +67,7 @@ def unmask(
         part = texts[start : start + SAMPLING_BATCH_SIZE]
         numbers = np.arange(start, start + len(part))
         batch = _batch(loaded, part)
+        # As arrays, so that other values need no new compilation.
         settings = (jnp.int32(steps), jnp.float32(temperature), jnp.int32(loaded.vocabulary.mask_id))
         ids = jax.device_get(_run(loaded.model, loaded.heads, params, batch, penalty, key, numbers, settings))
         unmasked += [row[: len(text)] for row, text in zip(ids, part, strict=True)]

@@ -276,6 +276,7 @@ class Finish(NamedTuple):
         if self.cut_first:
             vectors = vectors[..., : self.truncate_dim or None]
         vectors = unit_vectors(vectors) if self.normalize else vectors
+        # After cut_first, this cut changes nothing.
         return vectors[..., : self.truncate_dim or None].astype(self.dtype)
 
 

@@ -79,6 +79,7 @@ def measure_beir(data: Path, embed: Embed, skip_self: bool = False) -> tuple[dic
             f"{count:,} of {len(texts):,} queries have the _id of a document, which may be among their hits, as in "
             "sentence-transformers; --skip_self leaves it out, as BEIR does"
         )
+    # With skip_self, one more hit replaces the query's own document.
     nearest = Nearest(embed(list(texts.values()), "query"), HITS + skip_self)
     documents = (document for place, document in enumerate(_read(folder, CORPUS)) if place in places)
     while chunk := list(itertools.islice(documents, DOCUMENTS_AT_ONCE)):

@@ -352,6 +352,7 @@ def chain_sums(
     tagged = weights > 0
     loss = chain.log_partition(logits, tagged, sequence_ids, allowed)
     loss -= chain.score(logits, tags, tagged, sequence_ids, allowed)
+    # Decoding only measures accuracy, which has no gradient.
     best, _ = chain.decode(jax.lax.stop_gradient(logits), tagged, sequence_ids, allowed)
     return loss.sum(), ((best == tags) * weights).sum()
 

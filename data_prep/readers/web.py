@@ -267,6 +267,7 @@ def _keep_lists(tree: Any) -> None:
     """Lowers lists of text to where resiliparse does not take them for menus, as it does all just below <body>."""
     for unordered in tree.body.query_selector_all("body > ul, body > * > ul") if tree.body else ():
         links = sum(len(link.text) for link in unordered.query_selector_all("a"))
+        # A list whose text is mostly links is a menu.
         if 2 * links < len(unordered.text):
             for _ in range(_MENU_DEPTH):
                 division = tree.create_element("div")

@@ -303,6 +303,7 @@ class QuestionTask(QuestionOptions, Task[Question, QuestionRows]):
         if rows.moved:
             remarks = [f"{path}: {rows.moved} answers are not at their answer_start; the nearest occurrence is used"]
         if rows.not_found:
+            # A few answers may be missing from their contexts. If all are, the columns are probably wrong.
             if training and rows.not_found == sum(bool(question.answers) for question in questions):
                 answers = ((question.place, answer.text) for question in questions for answer in question.answers or ())
                 place, text = next(answers)

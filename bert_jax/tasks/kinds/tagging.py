@@ -466,6 +466,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
             labels[spans(starts, trained_pieces)] = np.repeat(self.label_ids(split), trained_pieces)
             weights[spans(starts, trained_pieces)] = 1
             if structured.marks_entities(self.labels):
+                # Words without a tag are left out, as in the metrics.
                 irregular = irregular_tags([known_tags(sentence) for sentence in split.items])
         return TagRows(**vars(words), labels=labels, label_weights=weights, irregular_tags=irregular)
 
@@ -501,6 +502,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         return compute_metrics(TAGGING_METRICS, self.metrics, true_tags, predicted)
 
     def baseline(self, train: "TagRows", rows: "TagRows") -> tuple[str, dict[str, float]]:
+        # One tag per word, however many of its pieces are trained.
         tags = train.labels[train.word_starts].astype(int)[train.label_weights[train.word_starts] > 0]
         most = int(np.bincount(tags, minlength=len(self.labels)).argmax())
         # One answer with the maximum length serves rows of any length.

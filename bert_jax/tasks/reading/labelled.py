@@ -101,6 +101,7 @@ def read_labelled(
         *(Column(name, "label", required=label_required) for name in label_names),
         *others,
     ]
+    # The order of `requested` is the order of the values: LABEL is the index of the first label.
     table = read_records(path, requested, ragged_lines)
     labels = slice(LABEL, LABEL + len(label_names))
     labelled = bool(columns.label) and all(table.present[labels])
@@ -218,6 +219,7 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
         sets = [opened(record.values[LABEL]) for record in table.records]
         if [0, 1] in sets and [1, 0] in sets and all(item in ([0, 1], [1, 0]) for item in sets):
             raise _value_for_each_class(f"{path}: column {columns.label!r}", sets[0])
+    # One for the whole file, because a text with a single label does not show it.
     separator = (
         recognize_separator([record.values[LABEL] for record in table.records], by_number) if len(names) == 1 else ","
     )
@@ -270,6 +272,7 @@ def _listed(place: str, value: Any, by_number: Sequence[str], separator: str) ->
     value = content if isinstance(content, list) else value  # a label may be in braces
     if isinstance(value, str):
         in_brackets = value.strip().startswith("[") and value.strip().endswith("]")
+        # A list that cannot be parsed is refused below, instead of being split at its commas.
         if not (in_brackets and _OF_LISTS.search(value)):
             value = [part.strip() for part in value.split(separator) if part.strip()]
     if not isinstance(value, list) or not all(isinstance(label, str | int) for label in value):
@@ -344,6 +347,7 @@ def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sent
     words = [fields for _, fields in lines if fields and not fields[0].startswith(("#", DOCUMENT_MARK))]
     if words and all(len(fields) == len(CONLLU_COLUMNS) and _CONLLU_ID.fullmatch(fields[0]) for fields in words):
         return read_conllu(path, columns, label_required)
+    # Only a table with a header has columns with names.
     names = {name for name in (columns.text, columns.label) if name and not is_number(name)}
     if names and names <= {*first_fields(path)}:
         return read_word_table(path, columns, label_required)
@@ -353,6 +357,7 @@ def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sent
     word_column = column_index(path, [], width, columns.text or "0", "text")
     known = width > 1 or label_required
     tag_column = column_index(path, [], width, columns.label or "-1", "label") if known else None
+    # The tags of words tell the word # from a comment.
     tags = {fields[tag_column] for fields in words if len(fields) == width} if tag_column is not None else set()
     groups: list[Group] = [[]]
     comments = 0
@@ -470,6 +475,7 @@ def read_word_table(path: Path, columns: Columns, label_required: bool) -> Split
         after_blank = not names and line - last_line - word.count("\n") > 1
         if groups[-1] and (after_blank or (names and sentence and sentence != number)):
             groups.append([])
+        # An empty value continues the sentence, because some tables number only its first word.
         last_line, number = line, sentence or number
         groups[-1].append((line, [word, tag or ""]))
     _check_words(path, groups)
@@ -558,4 +564,5 @@ def _written(label: Any, names: Sequence[str]) -> str:
         return names[label]
     if label is None or (names and label == -1):
         return ""
+    # The number -100 becomes IGNORED.
     return label.strip() if isinstance(label, str) else repr(label)
