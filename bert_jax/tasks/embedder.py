@@ -78,7 +78,7 @@ def encode(
 
 
 def checked_texts(texts: Iterable[Any], pairs: bool = True) -> list[Texts]:
-    """Lists a caller's texts as tuples of one string or, with `pairs`, of one or two strings.
+    """Lists a caller's texts as tuples with one string or, with `pairs`, one or two.
 
     Raises:
         UserError: These are no list of inputs (refuse_other_inputs), or an item is neither a string nor a pair.
@@ -316,7 +316,7 @@ def _store(
     indices: np.ndarray,
     pool: str,
 ) -> None:
-    """Copies the vectors of a batch, whose first texts are `indices`, to their rows of embeddings."""
+    """Copies a batch's vectors to their rows in embeddings; `indices` are its texts."""
     vectors = vectors[: len(indices)]  # without fillers
     if pool not in TOKEN_POOLS:
         embeddings[indices] = vectors

@@ -58,10 +58,10 @@ USED = {
 
 
 def objective_metrics(loaded: LoadedModel, dataset: Dataset, config: TrainConfig, max_rows: int = 0) -> dict[str, Any]:
-    """Measures the objective that the model was trained with, then the perplexities of its likelihoods.
+    """Measures the model's training objective, then the perplexities of its likelihoods.
 
     Args:
-        max_rows: The number of rows that are measured, from the first; 0: all.
+        max_rows: How many rows to measure, from the first; 0: all.
 
     Raises:
         UserError: The model has no language-model head, or another tokenizer than the rows.

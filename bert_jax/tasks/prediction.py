@@ -54,10 +54,10 @@ class PredictOptions(Checked):
 
 
 class InputPredictor:
-    """Predicts windows of inputs, and counts inputs that are truncated, invalid or have a score that is not finite.
+    """Predicts windows of inputs, and counts those that are truncated, invalid or without a finite score.
 
     Raises:
-        UserError: The form of a file does not use an option. Without on_error="skip", also for an invalid input, which
+        UserError: A file's form does not use an option. Without on_error="skip", also for an invalid input, which
             otherwise has {"error": ...} in its place.
     """
 
@@ -122,7 +122,7 @@ class InputPredictor:
         return rows if len(rows) == count else ()
 
     def task_split(self, path: Path) -> Split[Any] | None:
-        """Reads a file in the format of the training files; returns None for a pipe or a file of inputs."""
+        """Reads a file in the training files' format; returns None for a pipe or a file of inputs."""
         if _is_pipe(path) or self._input_form(path) != "task":
             return None
         return registry.read(self._model.task, path, label_required=False)
@@ -274,7 +274,7 @@ class InputPredictor:
 
 
 def _columns(content: Any, form: str) -> Mapping[str, Any]:
-    """An input by column: the fields of an object, or the texts of a line."""
+    """Returns an input by column: an object's fields, or a line's texts."""
     if isinstance(content, str) and form == "jsonl":
         try:
             content = json.loads(content)
@@ -315,21 +315,21 @@ def predict(
     """Predicts texts with a fine-tuned checkpoint.
 
     Args:
-        inputs: Plain texts, whose tabs are white space, tuples of the two texts of a pair, and objects; or the path
-            of a file.
+        inputs: Plain texts, whose tabs are white space, tuples of two texts for pairs, and objects; or the path to a
+            file.
         columns: The columns in a task file or in objects, such as {"text": "review", "text_pair": "title"}, if the
             checkpoint does not record them.
-        average: The average in a checkpoint that is given by its path, as in open_checkpoint.
+        average: The average to read if the checkpoint is a path, as in open_checkpoint.
         quiet: Whether to show only warnings; by default, a terminal or notebook shows progress.
-        on_truncated: Receives the number of truncated inputs and the limit, instead of a line that reports them.
-        options: Those of PredictOptions.
+        on_truncated: Receives the number of truncated inputs and the limit, instead of a printed line.
+        options: The fields of PredictOptions.
 
     Returns:
         One object per input, in order. `bert-jax predict --help` lists its fields.
 
     Raises:
-        UserError: The checkpoint was not fine-tuned, an option is unknown or not used, or an input is empty,
-            incomplete or malformed; with on_error="skip" its result is {"error": ...} instead.
+        UserError: The checkpoint was not fine-tuned, an option is unknown or not used, or an input is empty, incomplete
+            or malformed; with on_error="skip" its result is {"error": ...} instead.
     """
     given = from_keywords(PredictOptions, options)
     if not isinstance(inputs, Path):

@@ -220,7 +220,7 @@ class Data:
 
 
 class Kept:
-    """The data that settings of a sweep share: a task's files, an opened checkpoint, and the encoded data.
+    """The data that a sweep's settings share: a task's files, an opened checkpoint, and the encoded data.
 
     Only the last setting's data is kept, so that it does not add up in memory.
     """
@@ -327,7 +327,7 @@ def _read(config: TaskConfig, report: Report) -> tuple[Task, dict[str, Split]]:
 
 
 def _check(config: FinetuneConfig, workdir: Location) -> None:
-    """Raises UserError for keys out of range, and for a workdir that holds other trials."""
+    """Raises UserError for keys out of range, and for a workdir with other trials."""
     check_batch_size(config.batch_size)
     if max(config.epochs, config.steps, config.budget_minutes) <= 0:
         raise UserError(f"config.epochs is {config.epochs}; use more than 0, or set steps or budget_minutes")

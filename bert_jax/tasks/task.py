@@ -161,7 +161,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
         """
 
     def has_layout(self, path: Path) -> bool:
-        """Whether a file that predict would read as lines of text is like the training files: its header is theirs."""
+        """Whether a file that predict would read as lines of text looks like a training file: by its header."""
         names = {name for name in (self.columns.text, self.columns.text_pair) if name and not is_number(name)}
         header = first_fields(path)
         # A single field may be a text that happens to be spelled as the column.
@@ -236,7 +236,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
         return Description({}, [])
 
     def metric_names(self, split: Split[Item], explicit: bool = False) -> tuple[str, ...]:
-        """Returns the names of everything that is measured on a labelled split.
+        """Returns the names of all values measured on a labelled split.
 
         Raises:
             UserError: The split cannot have a metric; if not `explicit`, unless it is only a default.
@@ -244,7 +244,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
         return (*self.metrics, "task_loss")
 
     def baseline(self, train: Rows, rows: Rows) -> tuple[str, dict[str, float]]:
-        """Returns the name of a prediction without a model, e.g. the majority class of `train`, and its metrics.
+        """Returns the name of a prediction without a model, e.g. the majority class in `train`, and its metrics.
 
         Both are empty if the kind has none.
         """
@@ -297,7 +297,7 @@ def choice_sums(
     weights: Float[Array, "B"],
     smoothing: float = 0.0,
 ) -> tuple[Scalar, Scalar]:
-    """Returns the cross-entropy of the correct choice, over the scores of present choices, and `correct`.
+    """Returns the cross-entropy of the correct choice among the present ones, and `correct`.
 
     Source: Radford et al. 2018, section 3.3; Devlin et al. 2019, section 4.4 (SWAG).
     """

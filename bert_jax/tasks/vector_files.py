@@ -36,7 +36,7 @@ TEXTS_AT_ONCE = 4096  # encoded and embedded together; it bounds the memory of l
 
 
 def converted(vectors: np.ndarray, dtype: str, flag: str) -> np.ndarray:
-    """Converts vectors to the dtype that a flag sets; returns the same array if it has that dtype already.
+    """Converts vectors to a flag's dtype; returns the same array if it has that dtype already.
 
     Raises:
         UserError: A finite value becomes infinite.

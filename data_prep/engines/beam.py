@@ -37,14 +37,15 @@ _SECONDS_TO_STOP = 30.0
 
 
 def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, options: str) -> Iterator[UnitRecord]:
-    """Runs units in one Beam pipeline; workers is the number of DirectRunner processes, 0 for one per core.
+    """Runs units in one Beam pipeline.
 
     Args:
-        options: pipeline options (--runner=DataflowRunner --project=...), and --exchange=FOLDER for the text and the
+        workers: DirectRunner processes; 0: one per core.
+        options: Pipeline options (--runner=DataflowRunner --project=...), and --exchange=FOLDER for the text and the
             results while the job runs; by default a folder in `directory`.
 
     Raises:
-        UserError: if the pipeline fails.
+        UserError: The pipeline fails.
     """
     parser = Parser(
         "bert-jax build-examples --engine beam --engine_options",

@@ -314,7 +314,7 @@ class Corpus:
 
 
 def _is_sampled(document: bytes, share: float) -> bool:
-    """Samples a share of the documents by the second half of their hash; the first half chooses eval documents."""
+    """Samples a share of the documents by their hash's second half; the first half chooses eval documents."""
     digest = hashlib.blake2b(document, digest_size=16).digest()
     return int.from_bytes(digest[8:]) < math.floor(fractions.Fraction(share) * (1 << 64))
 

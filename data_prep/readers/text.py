@@ -194,10 +194,10 @@ _EXTRAS = {"warc": (("resiliparse",), "warc"), "mediawiki": (("mwparserfromhell"
 
 
 def format_by_name(path: str, chosen: str = "auto") -> str:
-    """Returns a file's format, one of FORMATS: the chosen one, or if that is "auto", the one of its name.
+    """Returns a file's format, one of FORMATS: the chosen one or, if that is "auto", the one its name implies.
 
     Raises:
-        Refusal: The name is that of an unsupported format.
+        Refusal: The name implies an unsupported format.
     """
     if chosen != "auto":
         return chosen
@@ -262,7 +262,7 @@ def _other_format(
 
 
 def _recognize(head: bytes) -> tuple[str, str]:
-    """Returns the kind of content and the format that reads it, if any; both are empty for text."""
+    """Recognizes the kind of content and the format that reads it, if any; both are empty for text."""
     head = head[:HEAD_BYTES]
     text, cut = head.removeprefix(BYTE_ORDER_MARK).lstrip(), len(head) == HEAD_BYTES
     lowered = text.lower()
@@ -325,7 +325,7 @@ _RETURNS = re.compile(rb"\r+\n?")
 
 
 def _line_feeds(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Writes all line ends as LF: CR of old Macs, CRLF, and CRCRLF of text that was converted twice."""
+    """Writes all line ends as LF: CR (old Macs), CRLF, and CRCRLF (text that was converted twice)."""
 
     def feeds(match: re.Match[bytes]) -> bytes:
         return b"\n" * (len(match[0]) - match[0].endswith(b"\n"))

@@ -58,7 +58,7 @@ _LONGEST_MATCH = 64  # more bytes than both patterns match
 
 
 class _Buffer:
-    """The part of a file that has been read and not used."""
+    """The part of a file that was read but is not used yet."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self.content = bytearray()
@@ -96,7 +96,7 @@ class _Buffer:
 
 
 def _records(path: str, blocks: Iterator[bytes]) -> Iterator[tuple[dict[str, str], bytes | None]]:
-    """Yields the headers and content of records, with None for content that is too long for a document."""
+    """Yields records' headers and content; the content is None if it is too long for a document."""
     buffer = _Buffer(blocks)
     truncated = damaged(path, ValueError("truncated"))
     while buffer.fill(1):

@@ -1,6 +1,6 @@
-"""Multiple choice: which of several texts that may follow a context is correct.
+"""Multiple choice: which text, among several that may follow a context, is correct.
 
-First the items and the meaning of their labels, then `ChoiceTask`, its objective and rows.
+First the items and what their labels mean, then `ChoiceTask`, its objective and rows.
 """
 
 import re
@@ -93,7 +93,7 @@ _READINGS: dict[str, Callable[[MultipleChoice], int | None]] = {
 
 
 def label_meaning(items: Sequence[MultipleChoice]) -> str:
-    """The meaning of a file's labels that are not numbers.
+    """Decides what a file's labels mean, as far as they are not numbers.
 
     TEXTS if every label is the text of a choice, else PLACES if every label is an index or a letter, or FROM_ONE if
     some are letters and the others numbers, none of them 0 (as in ARC); empty if there are no such labels, or both
@@ -117,18 +117,18 @@ def _meaning(items: Sequence[MultipleChoice], trained: str) -> str:
 
 
 def correct_choices(source: Path, items: Sequence[MultipleChoice], meaning: str) -> list[int]:
-    """The index of the correct choice, for all items in a file.
+    """Finds the index of each item's correct choice, for all items in a file.
 
     Numbers are indices, from 0 unless the meaning is FROM_ONE. The other labels have the given meaning if all of them
     can have it. Otherwise each item decides.
 
     Args:
         source: The file, for messages.
-        meaning: label_meaning of the training file; empty: the meaning of this file.
+        meaning: label_meaning of the training file; empty: this file's own.
 
     Raises:
-        UserError: A label is not a choice or, if items decide, it is the index of one choice and the text of another.
-            The message names the line.
+        UserError: A label is not a choice or, if items decide, it is one choice's index and another one's text. The
+            message names the line.
     """
     # One meaning for the whole file, if it fits all labels.
     if meaning := _meaning(items, meaning):
@@ -274,7 +274,7 @@ class ChoiceTask(ChoiceOptions, PooledTask[MultipleChoice, "ChoiceRows"]):
         return ChoiceObjective(pooling=self.pooling, smoothing=self.label_smoothing)
 
     def measure(self, rows: "ChoiceRows", answers: Sequence[Float[np.ndarray, "K"]]) -> dict[str, float]:
-        """The metrics, from the scores of each item's choices."""
+        """Computes the metrics from the scores of each item's choices."""
         return compute_metrics(CLASSIFICATION_METRICS, self.metrics, rows.labels, np.stack(answers).argmax(axis=-1))
 
     def predictions(self, rows: "ChoiceRows", answers: Sequence[Float[np.ndarray, "K"]]) -> list[dict[str, Any]]:
@@ -300,7 +300,7 @@ class ChoiceLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class ChoiceObjective(SoftClassObjective):
-    """Cross-entropy with a softmax over the scores of the choices that are present."""
+    """Cross-entropy with a softmax over the scores of present choices."""
 
     pooling: str = "cls"
     smoothing: float = 0.0

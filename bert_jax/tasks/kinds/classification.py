@@ -129,7 +129,7 @@ class TextTask(LayerMix, Truncation, PooledTask[Example, LabelledRows]):
         )
 
     def by_item(self, rows: LabelledRows, values: Float[np.ndarray, "R *shape"]) -> Float[np.ndarray, "K *shape"]:
-        """The mean, or with windows_max the maximum, of the values of each item's windows."""
+        """Returns the mean, or with windows_max the maximum, over each item's windows."""
         if rows.row_items is None or rows.count == len(rows.split.items):
             return values
         if self.truncation == "windows_max":
@@ -139,7 +139,7 @@ class TextTask(LayerMix, Truncation, PooledTask[Example, LabelledRows]):
         return np.add.reduceat(values, rows.first_rows, axis=0) / counts
 
     def targets(self, split: Split[Example]) -> Shaped[np.ndarray, "R *shape"]:
-        """The class or score per text; 0 without labels."""
+        """Returns each text's class or score; 0 without labels."""
         if not split.labelled:
             return np.zeros(len(split.items), self.label_dtype)
         values = [self.label_value(split, example.line, example.label or "") for example in split.items]
@@ -162,7 +162,7 @@ class TextTask(LayerMix, Truncation, PooledTask[Example, LabelledRows]):
         return Description({"empty_texts": empty}, remarks + (self.constant_labels(rows) if split.labelled else []))
 
     def constant_labels(self, rows: LabelledRows) -> list[str]:
-        """A warning if all labels are equal, with the metrics that this leaves undefined."""
+        """Warns if all labels are equal, and names the metrics that this leaves undefined."""
         if not (rows.labels == rows.labels[0]).all():
             return []
         undefined = " and ".join(name for name in self.metrics if name in UNDEFINED_OF_ONE)
@@ -244,7 +244,7 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
         return ClassObjective(len(self.labels), self.pooling, self.layer_mix, self.costs)
 
     def measure(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
-        """The metrics, from logits f32[C] per row."""
+        """Computes the metrics from logits f32[C] by row."""
         functions = self.known_metrics
         if self.positive:
             # f1, precision and recall of this class instead of class 1.
@@ -273,7 +273,7 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
     def _shares(
         self, rows: LabelledRows, answers: Sequence[np.ndarray]
     ) -> tuple[Float[np.ndarray, "K C"], Int64[np.ndarray, "K"]]:
-        """The probabilities and the most probable class of each item."""
+        """Computes each item's probabilities and its most probable class."""
         scores = np.stack(answers).astype(np.float64)
         shares = self.by_item(rows, softmax(scores, axis=-1))
         if len(shares) == len(scores):
@@ -310,7 +310,7 @@ class RegressionTask(RegressionOptions, ScaledTask[Example, LabelledRows], TextT
         return RegressionObjective(1, self.pooling, self.layer_mix)
 
     def measure(self, rows: LabelledRows, answers: Sequence[Any]) -> dict[str, float]:
-        """The metrics, from one standardized score per row."""
+        """Computes the metrics from one standardized score by row."""
         numbers = self.by_item(rows, self.in_units(np.stack(answers)))
         return compute_metrics(self.known_metrics, self.metrics, rows.item_labels, numbers)
 
@@ -434,7 +434,7 @@ class MultiLabelTask(MultiLabelOptions, NamedLabelsTask[Any, LabelledRows], Text
         return description._replace(counts=description.counts | {"labels": int(rows.item_labels.sum())})
 
     def constant_labels(self, rows: LabelledRows) -> list[str]:
-        """A warning about labels that no text has, or every one."""
+        """Warns about labels that no text has, or every one."""
         constant = [self.labels[index] for index in np.flatnonzero(np.ptp(rows.labels, axis=0) == 0)]
         shown = ", ".join(constant[:5]) + (" ..." if len(constant) > 5 else "")
         return [f"{rows.split.path}: no text or every text has {shown}, so its AUROC is left out"] if constant else []
@@ -443,7 +443,7 @@ class MultiLabelTask(MultiLabelOptions, NamedLabelsTask[Any, LabelledRows], Text
         return MultiLabelObjective(len(self.labels), self.pooling, self.layer_mix)
 
     def measure(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
-        """The metrics, from logits f32[C] per row.
+        """Computes the metrics from logits f32[C] by row.
 
         If the task has no thresholds yet, they are calibrated on these rows and returned as `threshold/LABEL`.
         """

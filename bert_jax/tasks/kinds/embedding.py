@@ -63,16 +63,15 @@ class TextVectors(NamedTuple):
 
 
 def contrastive_sums(own: TextVectors, placement: Placement, scale: float, symmetric: bool) -> tuple[Scalar, Scalar]:
-    """Returns the summed cross-entropy of finding each anchor's positive, and how many have the highest score alone.
+    """Returns the summed cross-entropy for each anchor's positive, and how many positives alone have the highest score.
 
-    An anchor's candidates are the positives and hard negatives of all rows in the batch; a score is the cosine times
-    scale (van den Oord et al. 2018, section 2.3; Henderson et al. 2017, section 4.4). This is
-    MultipleNegativesRankingLoss of sentence-transformers. With symmetric, the loss is the mean of this one and the
-    cross-entropy of finding each positive's anchor among all anchors (Radford et al. 2021, figure 3).
+    An anchor's candidates are the positives and hard negatives in the batch; a score is the cosine times scale (van den
+    Oord et al. 2018, section 2.3; Henderson et al. 2017, section 4.4), as in MultipleNegativesRankingLoss of
+    sentence-transformers. With symmetric, the loss is the mean of this one and the cross-entropy for each positive's
+    anchor among all anchors (Radford et al. 2021, figure 3).
 
-    Texts that are right are no negatives: the positives of all rows in the batch with an equal anchor, and texts equal
-    to them or to the anchor. If a row is in the batch twice, as at the end of an epoch, neither copy is a candidate of
-    the other.
+    Correct texts are no negatives: positives whose anchor equals this one, and texts equal to them or to the anchor. If
+    a row is in the batch twice, as at the end of an epoch, neither copy is a candidate for the other.
     """
 
     def masked_scores(
@@ -136,7 +135,7 @@ def cosent_sum(own: TextVectors, targets: Float[Array, "B"], placement: Placemen
 
 
 def truncations(own: TextVectors, dimensions: Sequence[int]) -> list[TextVectors]:
-    """The vectors cut to d dimensions, for every d; without dimensions, the whole vectors.
+    """Cuts the vectors to d dimensions, for every d; without dimensions, returns the whole vectors.
 
     The sum of their losses trains vectors whose beginnings are vectors, too (Kusupati et al. 2022, Matryoshka).
     """
@@ -221,7 +220,7 @@ class EmbeddingObjective(TaskObjective):
         return {"task": Term(sum((loss for loss, _ in sums[1:]), sums[0][0]), {"accuracy": sums[0][1]})}
 
     def answers(self, model: Bert, outputs: Float[Array, "B S D"], batch: TaskBatch) -> Float[Array, "B S _"]:
-        """Vectors of length 1, of the first truncate_dim dimensions."""
+        """Computes vectors with length 1 from the first truncate_dim dimensions."""
         return unit_vectors(outputs[..., : self.truncate_dim or None])
 
 
@@ -409,13 +408,13 @@ class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
         )
 
     def measure(self, rows: EmbeddingRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
-        """The metrics, from vectors f32[S, D] per row, which have length 1.
+        """Computes the metrics from vectors f32[S, D] by row, which have length 1.
 
-        For pairs with a score, spearman and pearson (or the REGRESSION_METRICS that task.metrics names) compare the
-        cosines with the scores. For other rows, mrr and accuracy are means over the distinct anchors: the reciprocal
-        rank of its best positive among all positives and hard negatives of the file, and how often it comes first. All
-        positives of equal anchors are right. Equal texts are one candidate, and texts with equal cosines share the
-        mean of their ranks.
+        For pairs with a score, spearman and pearson (or the REGRESSION_METRICS in task.metrics) compare the cosines
+        with the scores. For other rows, mrr and accuracy are means over the distinct anchors: the reciprocal rank of
+        the best positive among all positives and hard negatives in the file, and how often it comes first. All
+        positives of equal anchors are right. Equal texts are one candidate, and texts with equal cosines share their
+        mean rank.
         """
         vectors = np.stack(answers)
         if rows.split.items[0].score is not None:

@@ -217,7 +217,7 @@ def best_spans(logits: Float[Array, "B T 2"], places: AnswerSpan, count: int, lo
 
 
 def decode(rows: QuestionRows, answers: Sequence[RowAnswers], count: int = N_BEST) -> list[Decoded]:
-    """Each question's `count` best spans over all of its rows, as characters of its context.
+    """Finds each question's `count` best spans over all its rows, as characters in its context.
 
     The score for no answer is the lowest one of the rows (run_squad.py). A span without characters is dropped.
     """
@@ -329,7 +329,7 @@ class QuestionTask(QuestionOptions, Task[Question, QuestionRows]):
         return replace(self, max_answer_length=min(max(common, ANSWER_LENGTH), self.max_length))
 
     def _long_answers(self, rows: QuestionRows, training: bool) -> list[str]:
-        """Remarks about answers that cannot be predicted, or that need a longer limit than usual."""
+        """Remarks on answers that cannot be predicted, or that need a longer limit than usual."""
         path, limit = rows.split.path, self.max_answer_length or ANSWER_LENGTH
         long = sum(size > limit for size in rows.answer_sizes)
         remarks = {
@@ -348,10 +348,10 @@ class QuestionTask(QuestionOptions, Task[Question, QuestionRows]):
         return QuestionObjective(self.max_answer_length or ANSWER_LENGTH)
 
     def measure(self, rows: QuestionRows, answers: Sequence[RowAnswers]) -> dict[str, float]:
-        """The metrics of SQuAD 1.1, or of 2.0 if the task or the split has questions without an answer.
+        """Computes the SQuAD 1.1 metrics, or those of 2.0 if the task or the split has questions without an answer.
 
         The metrics of 2.0 use the task's null_threshold. A task without one uses the best threshold for this split, or
-        NULL_THRESHOLD if all questions of the training file have answers, since it never records one.
+        NULL_THRESHOLD if all training questions have answers, since it never records one.
         """
         decoded = decode(rows, answers)
         questions = rows.split.items
@@ -448,7 +448,7 @@ class QuestionObjective(TaskObjective):
     def soft_sum(
         self, outputs: Float[Array, "B T 2"], teacher: Float[Array, "B T 2"], batch: TaskBatch, temperature: float
     ) -> Scalar:
-        """The mean of both ends' sums, over the positions of the sequence, as in answer_sums."""
+        """Returns the mean of both ends' sums over the sequence's positions, as in answer_sums."""
         possible = (batch.sequence_ids > 0)[:, None]
         ours, theirs = (jnp.where(possible, logits.swapaxes(1, 2), IMPOSSIBLE) for logits in (outputs, teacher))
         # Each end has half of the weight, because the loss is their mean.

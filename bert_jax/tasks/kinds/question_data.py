@@ -123,7 +123,7 @@ def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[
 
 
 def parse_question(source: Path, record: InputRecord, columns: Columns) -> Question:
-    """The question in an input of predict, without answers.
+    """Reads a question, without answers, from an input of predict.
 
     The input is an object with the columns of read_questions, or a plain line: a question, a tab and its context.
 
@@ -137,11 +137,11 @@ def parse_question(source: Path, record: InputRecord, columns: Columns) -> Quest
 
 
 def locate(context: str, answer: Answer) -> tuple[int, int] | None:
-    """The characters [start, end) of an answer in its context, without surrounding white space; None if absent.
+    """Finds an answer in its context: characters [start, end) without surrounding white space; None if absent.
 
-    If the answer is not at its start, the nearest occurrence is used; of two equally near ones, one of whole words.
-    Without a start, it is the first one of whole words, or else the first. White space within the answer matches any
-    white space.
+    If the answer is not at its start, the nearest occurrence is used; if two are equally near, one with whole words.
+    Without a start, the first one with whole words is used, or else the first. White space within the answer matches
+    any white space.
     """
     text = answer.text.strip()
     if not text:
@@ -158,7 +158,7 @@ def locate(context: str, answer: Answer) -> tuple[int, int] | None:
 
 
 def _cuts_words(context: str, span: tuple[int, int]) -> bool:
-    """Whether a word continues at an end of a span: letters, digits and their marks are on both sides of it.
+    """Whether a word continues beyond an end of the span: letters, digits or marks are on both sides.
 
     In scripts without spaces between words, only a mark continues the word before it.
     """
@@ -294,7 +294,7 @@ class QuestionRows(TaskRows[Question]):
 
     @property
     def cut_answers(self) -> int:
-        """The number of answers that no row holds entirely."""
+        """Counts the answers that no row holds entirely."""
         held = np.zeros(len(self.answer_sizes), bool)
         np.logical_or.at(held, self.items(), self.places[:, 1] > 0)
         return int((~held & (np.array(self.answer_sizes) > 0)).sum())
@@ -323,7 +323,7 @@ class _Label(NamedTuple):
 
 
 def _find_answer(question: Question, characters: Int64[np.ndarray, "n 2"]) -> _Label:
-    """The first answer that occurs in the context. characters has the characters of the context's pieces."""
+    """Finds the first answer that is in the context, whose pieces have these characters."""
     for answer in question.answers or ():
         if span := locate(question.context, answer):
             # The first piece that ends after the answer's start, and the last one that begins before its end.
@@ -401,12 +401,12 @@ PIECES_AT_ONCE = 4096
 
 @functools.lru_cache(maxsize=4096)
 def cut_windows(pieces: int, room: int, stride: int) -> Int32[np.ndarray, "W 4"]:
-    """The windows of a context: first piece, end, and the range of the pieces whose best window it is.
+    """Cuts a context into windows: first piece, end, and the range of pieces whose best window it is.
 
     A window has `room` pieces, the last one at most as many, and begins min(room, stride) pieces after the one before
-    it. The context of a piece in a window is the number of pieces on its shorter side, plus a hundredth of the
-    window's length; the first window with the most context is the best (run_squad.py, _check_is_max_context). A
-    context without pieces has one empty window.
+    it. A piece's context in a window is the number of pieces on its shorter side, plus a hundredth of the window's
+    length; the first window with the most context is the best (run_squad.py, _check_is_max_context). A context without
+    pieces has one empty window.
     """
     step = min(stride, room)
     firsts = np.arange(0, max(pieces - room, 0) + step, step)

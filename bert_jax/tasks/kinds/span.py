@@ -46,7 +46,7 @@ Counted = dict[str, tuple[int, int, int]]  # the correct, predicted and true ite
 
 
 def candidate_spans(rows: SpanRows, answers: Sequence[SpanAnswer], labels: Sequence[str]) -> list[Scored]:
-    """Each sentence's best spans, in reading order, an outer span before the ones inside it.
+    """Finds each sentence's best spans, in reading order, an outer span before the ones inside it.
 
     A row contributes CANDIDATES spans for every word, or all if it has fewer.
     """
@@ -68,16 +68,19 @@ def candidate_spans(rows: SpanRows, answers: Sequence[SpanAnswer], labels: Seque
 
 
 def spans_above(threshold: float, sentences: Sequence[Scored]) -> list[Scored]:
-    """Each sentence's spans with at least this probability."""
+    """Selects each sentence's spans with at least this probability."""
     return [{span: score for span, score in spans.items() if score >= threshold} for spans in sentences]
 
 
 def without_overlaps(sentences: Sequence[Scored], overlap: str) -> list[Scored]:
     """Drops spans that overlap a more probable one in their sentence (Yu et al. 2020, section 3).
 
-    overlap is one of OVERLAPS: with `flat`, two spans have no common word; with `nested`, one of two with a common word
-    lies in the other; with `any`, all are kept. The first of equally probable spans is kept. Spans above a threshold
-    are the same whether it is applied before or afterwards.
+    If spans are equally probable, the first one is kept. A threshold gives the same spans whether it is applied before
+    or afterwards.
+
+    Args:
+        overlap: One of OVERLAPS: with `flat`, two spans have no common word; with `nested`, one of two with a common
+            word lies in the other; with `any`, all are kept.
     """
     if overlap == "any":
         return list(sentences)
@@ -100,7 +103,7 @@ def without_overlaps(sentences: Sequence[Scored], overlap: str) -> list[Scored]:
 
 
 def sentence_of_rows(rows: SpanRows) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
-    """Each row's sentence, and how many of its words are in earlier rows."""
+    """Returns each row's sentence, and how many of its words are in earlier rows."""
     sentences = rows.items()
     return sentences, rows.row_words[:-1] - rows.sentence_offsets[sentences]
 
@@ -108,7 +111,7 @@ def sentence_of_rows(rows: SpanRows) -> tuple[Int64[np.ndarray, "R"], Int64[np.n
 def predicted_relations(
     rows: SpanRows, answers: Sequence[SpanAnswer], spans: Sequence[Iterable[Span]], relation_labels: Sequence[str]
 ) -> dict[SentenceRelation, float]:
-    """The relations between these spans, by sentence, and their probabilities.
+    """Finds the relations between these spans, by sentence, with their probabilities.
 
     Several given spans may have the same words; a predicted relation then holds for all of them.
     """
@@ -242,7 +245,7 @@ class SpanTask(SpanOptions, RawWords, Task[SpannedSentence, SpanRows]):
         return SpanObjective(self.max_span, len(self.labels), self.span_scores == "binary", self.span_vectors)
 
     def measure(self, rows: SpanRows, answers: Sequence[SpanAnswer]) -> dict[str, float]:
-        """The metrics over all spans of the file; and `threshold`, calibrated on it, if the task has none yet.
+        """Computes the metrics over all spans in the file, and calibrates `threshold` on it if the task has none yet.
 
         A span is correct when its words and its type are.
         """

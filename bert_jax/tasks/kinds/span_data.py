@@ -281,7 +281,7 @@ CANDIDATES = 2
 
 
 class SpanOutputs(NamedTuple):
-    """The outputs of the heads: W words per row, spans of up to K words, vectors of size G = 3D."""
+    """The heads' outputs: W words per row, spans with up to K words, vectors with size G = 3D."""
 
     vectors: Any  # f32[B,W,K,G]
     logits: Any  # f32[B,W,K,C], class 0 is none, unless scores are binary; None if spans are given

@@ -1,6 +1,6 @@
 """Tagging: a tag for every word, such as parts of speech and named entities.
 
-In order: `WordTask`, the base class of all kinds that label words, the schemes of entity tags, the objective,
+In order: `WordTask`, the base class for all kinds that label words, the schemes of entity tags, the objective,
 `TaggingTask`, its rows, and a baseline.
 """
 
@@ -217,12 +217,12 @@ def with_entity_tags(split: Split[Sentence], known: Collection[str]) -> Split[Se
 
 
 def known_tags(sentence: Sentence) -> list[str]:
-    """The tags of the words that have one."""
+    """Returns a sentence's tags, without those of words that have none."""
     return [tag for tag in sentence.tags or () if tag != IGNORED]
 
 
 def first_line(split: Split[Sentence], chosen: Callable[[str], bool]) -> int | None:
-    """The line of a file's first tag for which `chosen` is true; None if there is none."""
+    """Finds the line with a file's first tag for which `chosen` is true; None if there is none."""
     tags = ((tag, line) for item in split.items for tag, line in zip(item.tags or (), item.lines, strict=False))
     return next((line for tag, line in tags if chosen(tag)), None)
 
@@ -250,7 +250,7 @@ def closed_set(tags: Collection[str]) -> set[str]:
 
 
 def irregular_tags(sentences: Sequence[Sequence[str]]) -> int:
-    """How many tags of a file cannot follow the previous one (or end their sentence) in the file's scheme.
+    """Counts the tags in a file that cannot follow the previous one (or end their sentence) in its scheme.
 
     The scheme is IOBES if a tag marks an end. Otherwise it is IOB1 or IOB2, whichever the file breaks less often,
     because both use the same tags: in IOB2, an I-X must follow an X; in IOB1, a B-X must.
@@ -275,7 +275,7 @@ class TagLabels(NamedTuple):
 
 
 class TagAnswer(NamedTuple):
-    """The prediction for the word that starts at each position of a row."""
+    """The predictions for a row, at the positions where words start."""
 
     tags: Any  # i32[T]: ids
     scores: Any  # f32[T]: their probabilities; with a CRF, that of all paths with this tag here
@@ -283,9 +283,9 @@ class TagAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class TagObjective(SoftClassObjective):
-    """Cross-entropy of tags, for the pieces that are trained (Devlin et al. 2019, section 5.3).
+    """Cross-entropy for the tags of trained pieces (Devlin et al. 2019, section 5.3).
 
-    With crf, minus the log-likelihood of a row's tags (Lample et al. 2016, section 2.2).
+    With crf, the negative log-likelihood of a row's tags (Lample et al. 2016, section 2.2).
     """
 
     tags: int
@@ -490,7 +490,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         return TagObjective(len(self.labels), self.decode, self.crf, self.costs, self.layer_mix, scheme)
 
     def measure(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> dict[str, float]:
-        """The metrics, from the predicted tag at each position.
+        """Computes the metrics from the predicted tag at each position.
 
         True entities are read from the file, even if the labels cannot tell adjacent ones apart.
         """
@@ -525,7 +525,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         return objects
 
     def label_ids(self, split: Split[Sentence]) -> list[int]:
-        """The ids of all tags, in the scheme of the task's labels; an I-X replaces a B-X that these lack."""
+        """Returns all tags' ids, in the scheme of the task's labels; if these lack a B-X, I-X replaces it."""
         ids = []
         for sentence in split.items:
             lines = [line for line, tag in zip(sentence.lines, sentence.tags or (), strict=True) if tag != IGNORED]
@@ -608,7 +608,7 @@ class Baseline:
 
 
 def most_frequent_tag_baseline(train: Split[Sentence], test: Split[Sentence]) -> Baseline:
-    """Tags each word with its most frequent tag in train, and unknown words with the most frequent tag of all.
+    """Tags each word with its most frequent tag in train, and unknown words with the most frequent of all.
 
     This is the baseline of Jurafsky and Martin, Speech and Language Processing, chapter on part-of-speech tagging.
     Words are compared as written; of equally frequent tags, the alphabetically first one is used.

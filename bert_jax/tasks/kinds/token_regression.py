@@ -79,7 +79,7 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
         return NumberObjective()
 
     def measure(self, rows: LabelledWordRows, answers: Sequence[Float[np.ndarray, "..."]]) -> dict[str, float]:
-        """The metrics over all words that have a number, from the prediction at each position."""
+        """Computes the metrics over all words with a number, from the prediction at each position."""
         known = rows.label_weights[rows.word_starts] > 0
         labels, predicted = rows.labels[rows.word_starts][known], rows.at_words(answers)[known]
         return compute_metrics(REGRESSION_METRICS, self.metrics, labels, self.in_units(predicted))
@@ -103,7 +103,7 @@ class NumberObjective(ScaledObjective):
 
 
 def _numbers(split: Split[Sentence]) -> Float64[np.ndarray, "W"]:
-    """The words' numbers; NaN if a word has none."""
+    """Parses the words' numbers; NaN if a word has none."""
     numbers = []
     for sentence in split.items:
         for line, written in zip(sentence.lines, sentence.tags or (), strict=True):

@@ -25,15 +25,15 @@ class MarkedText(NamedTuple):
 
 
 def mark_entities(place: str, text: str, entities: Any) -> MarkedText:
-    """Finds the words of a text's entities.
+    """Splits a text into words, and finds the words of its entities.
 
     Args:
         place: The file, line and column, for messages.
-        entities: A list of EXPECTED, or of the results of Label Studio.
+        entities: A list of EXPECTED, or Label Studio's results.
 
     Raises:
-        UserError: An entity is malformed, is not in the text, or holds no word, or the text that it gives is not at
-            its characters.
+        UserError: An entity is malformed, is not in the text, or holds no word, or the text it gives is not at its
+            characters.
     """
     offsets = split_text(text)
     if not isinstance(entities, list):
@@ -78,7 +78,7 @@ def _entity(place: str, text: str, entity: Any) -> tuple[int, int, str]:
 
 
 def entity_tags(spans: Sequence[Span], words: int) -> tuple[tuple[str, ...], int]:
-    """The tags (B-X, I-X, O) of a sentence's words, and the number of entities that overlap longer ones."""
+    """Tags a sentence's words (B-X, I-X, O); also returns how many entities overlap longer ones and are left out."""
     tags, lost = ["O"] * words, 0
     # The longest entities come first, so of two that overlap the outer one is kept.
     for span in sorted(spans, key=lambda span: (span.first - span.end, span.first)):

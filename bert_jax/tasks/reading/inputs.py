@@ -1,7 +1,7 @@
 """Reads the inputs of predict and embed, from files, standard input and Python.
 
-In order: the texts and words of one record, the lines of predict, and the texts that embed streams. Errors name the
-line of the record.
+In order: the texts and words in one record, the lines of predict, and the texts that embed streams. Errors name the
+record's line.
 """
 
 import json
@@ -46,14 +46,14 @@ ENOUGH = 20  # characters of other scripts that show how they are split
 
 
 class InputRecord(NamedTuple):
-    """One input: a line of plain text, or the object in a line of JSON, or a text, a tuple of texts or an object."""
+    """One input: a line of plain text, the object in a JSON line, or a caller's text, tuple of texts or object."""
 
     line: int  # in its file, from 1
     content: str | tuple[str, ...] | Mapping[str, Any]
     tabs: bool = True  # whether tabs separate the texts of a plain line; in the texts of a caller they are white space
 
     def plain_texts(self) -> list[str]:
-        """The texts of a plain line, or of a tuple."""
+        """Splits a plain line into its texts, or lists a tuple's."""
         assert not isinstance(self.content, Mapping)
         if isinstance(self.content, tuple):
             return list(self.content)
@@ -70,7 +70,7 @@ class Words(NamedTuple):
 
 
 def record_texts(source: Path, record: InputRecord, names: Sequence[Sequence[str]], needed: int) -> list[str]:
-    """A record's texts: separated by tabs in a plain line, or the fields with these names.
+    """Returns a record's texts: separated by tabs in a plain line, or the fields with these names.
 
     Args:
         names: The possible field names, text by text.
@@ -100,7 +100,7 @@ def record_texts(source: Path, record: InputRecord, names: Sequence[Sequence[str
 
 
 def read_value(source: Path, record: InputRecord, names: Sequence[str], required: bool = True) -> Any:
-    """The value of the first of these fields that the object has, else None. Empty names are ignored.
+    """Returns the value of the first of these fields in the object, else None. Empty names are ignored.
 
     Raises:
         UserError: A required field is missing, or the record is a plain line.
@@ -140,7 +140,7 @@ def checked_text(source: Path, line: int, text: Any, part: str = "") -> str:
 
 
 def record_words(source: Path, record: InputRecord, column: str = "", unit: str = CHARACTERS) -> Words:
-    """A record's words: the list in its `column`, `tokens` or `words`, or its text, split by split_text.
+    """Returns a record's words: the list in `column`, `tokens` or `words`, or its text, split by split_text.
 
     If there are tokens and a text, the tokens are located in the text, in order.
 
@@ -182,7 +182,7 @@ def record_words(source: Path, record: InputRecord, column: str = "", unit: str 
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
-    """A raw text's words, as [start, end) in characters.
+    """Splits a raw text into words, as [start, end) in characters.
 
     White space separates words. A character of Unicode's categories P (punctuation) and S (symbols) is a word of its
     own, nearly as in treebanks and CoNLL files, together with following combining characters (category M, such as the
@@ -222,7 +222,7 @@ def split_text(text: str, unit: str = CHARACTERS) -> list[tuple[int, int]]:
 def cut_words(
     text: str, offsets: Sequence[tuple[int, int]], borders: Collection[int], everywhere: bool = False
 ) -> list[tuple[int, int]]:
-    """Splits words at those borders (characters of the text) that are next to a character of a script without spaces.
+    """Splits words at those borders (characters in the text) next to a character from a script without spaces.
 
     With `everywhere`, at all borders. Marks and joiners stay with the character before them.
     """
@@ -284,7 +284,7 @@ def form_of_line(text: str) -> str:
 
 
 def without_blank_json(lines: Iterable[Line], form: str) -> Iterator[Line]:
-    """The lines that hold inputs: as in task files, JSON lines that are blank do not."""
+    """Drops blank lines from JSON lines, because, as in task files, they hold no input."""
     return (line for line in lines if form != "jsonl" or line[1].strip())
 
 
@@ -295,7 +295,7 @@ def windows(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 def stream_windows(stream: IO[bytes], size: int) -> Iterator[list[Line]]:
-    """The lines of a stream, without line ends, in lists of at most `size` lines.
+    """Yields a stream's lines, without line ends, in lists of at most `size` lines.
 
     A list is yielded as soon as reading more would wait. A program that writes a line into a pipe and waits for its
     prediction therefore receives it.
@@ -335,7 +335,7 @@ def _decoded(lines: list[bytes], before: int) -> list[Line]:
 def to_record(
     source: Path, number: int, content: str | tuple[str, ...] | Mapping[str, Any], form: str, words: bool
 ) -> InputRecord:
-    """A line, or an object of the caller, as an InputRecord.
+    """Makes an InputRecord from a line, or from a caller's object.
 
     Args:
         words: Whether a line of text holds words separated by white space.
@@ -364,7 +364,7 @@ Texts = tuple[str, ...]  # one text, or the two of a pair
 
 
 def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str = "") -> Iterator[Texts]:
-    """A file's texts in order; only a part is in memory at a time.
+    """Yields a file's texts in order; only a part is in memory at a time.
 
     Blank lines between JSON lines are skipped.
 
@@ -404,7 +404,7 @@ def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str =
 
 
 def files_read(path: Path, form: str = "auto") -> list[Path]:
-    """The files whose texts read_stream returns: path, or all files of the Parquet data set that it begins."""
+    """Lists the files that read_stream reads: path, or all files in the Parquet data set that it begins."""
     return data_set_files(path) if _stream_form(path, form) == "parquet" else [path]
 
 

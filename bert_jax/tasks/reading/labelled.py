@@ -245,10 +245,10 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
 
 
 def recognize_separator(values: Sequence[Any], labels: Sequence[str]) -> str:
-    """What separates labels in a column of texts: a comma, or one of SEPARATORS if that is what the column shows.
+    """Recognizes what separates labels in a column of texts: a comma, unless the column shows one of SEPARATORS.
 
-    It shows it if no text that it separates has a comma or an empty part, and one of the parts also occurs elsewhere,
-    so that it is a label. If `labels` are known, all parts must be among them instead.
+    It shows a separator if no text has a comma, no part between separators is empty, and some part also occurs
+    elsewhere, as labels do. If `labels` are known, all parts must be among them instead.
     """
     cells = {value.strip() for value in values if isinstance(value, str) and opened(value) is value}
     if any("," in cell for cell in cells):
@@ -380,7 +380,7 @@ def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sent
 
 
 def has_conll_columns(path: Path, columns: Columns, is_tag: Callable[[str], bool]) -> bool:
-    """Whether a file of any name is CoNLL columns: its lines have equally many columns, and tags in the column of tags.
+    """Whether a file, whatever its name, has CoNLL columns: equally many in all lines, with tags in their column.
 
     A file of one column is, too, if blank lines separate its words.
     """
@@ -401,7 +401,7 @@ def has_conll_columns(path: Path, columns: Columns, is_tag: Callable[[str], bool
 
 
 def _fields(line: str) -> list[str]:
-    """The columns of a line; none of a blank line."""
+    """Splits a line into its columns; a blank line has none."""
     if not line.strip():
         return []
     # With tabs, a word may contain spaces. split() without an argument would also split words at other white space,
@@ -410,9 +410,10 @@ def _fields(line: str) -> list[str]:
 
 
 def _is_comment(fields: list[str], width: int, tag_column: int | None, tags: Collection[str]) -> bool:
-    """Whether a line that begins with # before the first word of a sentence is a comment (# id 3), not a word (# O).
+    """Whether a line that begins with #, before a sentence's first word, is a comment (# id 3) and not a word (# O).
 
-    It is one if it has another number of columns than words have, or a lone # and no tag of the other words.
+    It is one if its number of columns differs from the words', or if it has a lone # and, in the column for tags, no
+    tag of another word.
     """
     if len(fields) != width:
         return True
@@ -493,9 +494,9 @@ def read_word_lists(path: Path, columns: Columns, label_required: bool, labels: 
     """Reads sentences from JSON lines, Parquet or prepared data, or from lists that CSV holds as texts.
 
     The words are in column text (default `tokens`), their labels in column label (default `labels`). Labels become
-    texts: null an empty one, and the number of a class its name if the file gives it, or the label with this index in
-    `labels` unless these are numbers; -1 is no class, and -100 stays IGNORED. A text instead of a list of words has
-    entities as labels (mark_entities) or, in CSV, a label for each of its words between spaces. Without label_required,
+    texts: null becomes empty, and a class number its name if the file gives it, or the label with this index in
+    `labels` unless these are numbers; -1 is no class, and -100 stays IGNORED. If a text stands in place of a word list,
+    its labels are entities (mark_entities) or, in CSV, one label for each word between spaces. Without label_required,
     a file without the label column, or with nulls and empty lists alone, is read as unlabelled.
 
     Raises:

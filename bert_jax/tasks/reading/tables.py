@@ -32,10 +32,10 @@ from bert_jax.storage.remote import first_line
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of texts and labels: header names, or numbers from 0 (a negative number counts from the end).
+    """The columns with texts and labels: header names, or numbers from 0 (a negative number counts from the end).
 
-    marks is for a task that asks about a word of each text (labelled.mark_words): the columns of the word's first
-    character and of its exclusive end, first for text and then for text_pair.
+    marks is for a task that asks about one word in each text (labelled.mark_words): the columns with the word's first
+    character and its exclusive end, first for text and then for text_pair.
     """
 
     text: str = ""
@@ -91,7 +91,7 @@ def _has_column(names: list[str], width: int, name: str) -> bool:
 
 
 def column_index(path: Path, names: list[str], width: int, name: str, role: str) -> int:
-    """The index of a column, from 0, in a table of `width` columns with the header `names`, which may be empty.
+    """Finds a column's index, from 0, in a table with `width` columns and the header `names`, which may be empty.
 
     Raises:
         UserError: The column is missing, or several have this name.
@@ -114,12 +114,12 @@ KIND_OF_ENDING = {".conllu": "conllu", ".json": "squad", **dict.fromkeys((".conl
 
 
 def plain_name(path: Path) -> str:
-    """A file's name without the ending of its compression."""
+    """Returns a file's name without the ending for its compression."""
     return path.name.removesuffix(path.suffix) if path.suffix.lower() in COMPRESSED else path.name
 
 
 def ending(path: Path) -> str:
-    """The ending of plain_name, in lower case, such as .csv."""
+    """Returns the ending of plain_name, in lower case, such as .csv."""
     return Path(plain_name(path)).suffix.lower()
 
 
@@ -129,7 +129,7 @@ def kind_of_file(path: Path) -> str:
 
 
 def json_form(path: Path) -> str:
-    """What a file of JSON holds: `lines`, `rows` (a list of objects) or `squad`; empty for other files.
+    """Recognizes what a JSON file holds: `lines`, `rows` (a list of objects) or `squad`; empty for other files.
 
     A .json file may hold any of these: the scripts of transformers and `to_json` of `datasets` and pandas write lines
     or rows, also rows under the key `data`.
@@ -161,7 +161,7 @@ def _json_form(path: Path, changed: int, size: int) -> str:
 
 
 def _json_value(text: str) -> Any:
-    """The value of a text of JSON, None for another text."""
+    """Parses a text as JSON; returns None if it is not."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -208,7 +208,7 @@ def check_file(path: Path) -> None:
 
 
 def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The numbers, from 1, and the lines of a text file, with their line ends.
+    """Yields a text file's line numbers, from 1, and its lines with their ends.
 
     Only a line feed ends a line (texts hold U+2028 and the like); a byte-order mark is dropped.
 
@@ -233,7 +233,7 @@ def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """decoded_lines without the line ends."""
+    """Yields the lines of decoded_lines without their ends."""
     for number, line in decoded_lines(path):
         yield number, line.rstrip("\r\n")
 
@@ -257,7 +257,7 @@ _FIRST = re.compile(r"(?P<name>.+)-00000-of-(?P<count>\d{5})(?P<digits>-[0-9a-f]
 
 
 def data_set_files(path: Path) -> list[Path]:
-    """The files of the data set whose first file is `path`, in order, existing or not; otherwise `path` alone.
+    """Lists the files of the data set whose first file is `path`, in order, existing or not; else `path` alone.
 
     Raises:
         UserError: Two files, which differ in their digits, have the same number.
@@ -279,7 +279,7 @@ def data_set_files(path: Path) -> list[Path]:
 
 
 def first_file(folder: Path, name: str) -> Path | None:
-    """The file NAME-00000-of-....parquet in a folder, or None.
+    """Finds the file NAME-00000-of-....parquet in a folder; None if there is none.
 
     Raises:
         UserError: There are two, which belong to different data sets.
@@ -289,7 +289,7 @@ def first_file(folder: Path, name: str) -> Path | None:
 
 
 def check_apart(files: Mapping[str, Path]) -> None:
-    """Raises UserError if the file of one split also belongs to another split, which consists of several files."""
+    """Raises UserError if one split's file also belongs to another split that consists of several files."""
     for split, path in files.items():
         # By resolved paths, because a link or a relative path may name the same file.
         others = {file.resolve() for file in data_set_files(path)[1:]}
@@ -406,7 +406,7 @@ def delimited_records(
 
 
 def first_fields(path: Path) -> list[str]:
-    """The fields of the first line of CSV (by the ending) or TSV; none of an empty file."""
+    """Reads the first line's fields from CSV (by the ending) or TSV; an empty file has none."""
     return next((fields for _, fields in _delimited_lines(path, ending(path) == ".csv")), [])
 
 
@@ -464,7 +464,7 @@ def json_object(source: str, line: str) -> dict[str, Any]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The numbers, from 1, and the objects of the lines that are not blank."""
+    """Yields the numbers, from 1, and the objects in the lines that are not blank."""
     for number, line in numbered_lines(path):
         if line.strip():
             yield number, json_object(f"{path} line {number}", line)
@@ -544,7 +544,7 @@ def _read_parquet(path: Path, columns: Sequence[Column]) -> Table:
 
 
 def _class_names(schema: pa.Schema, columns: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """The names of classes, single or in lists, that `datasets` wrote into the schema, by column."""
+    """Returns, by column, the class names that `datasets` wrote into the schema for classes or lists of them."""
 
     def names(feature: Any) -> tuple[str, ...]:
         return tuple(feature.get("names") or names(feature.get("feature"))) if isinstance(feature, dict) else ()
