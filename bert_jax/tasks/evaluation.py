@@ -314,5 +314,6 @@ def _task_metrics(found: measurement.Evaluation) -> dict[str, Any]:
     """The metrics of a task, None where undefined, and its counts; prints the remarks."""
     for line in found.remarks:
         distributed.note(line)
+    # JSON has no NaN.
     defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
     return {**defined, "counts": found.counts}

@@ -153,6 +153,7 @@ class Head(nnx.Module):
         self.mix = LayerMix(mixed) if mixed else None
         # The vectors hold the mixed layers side by side.
         width //= mixed or 1
+        # The second layer reads both directions of the first one.
         inputs = (width, 2 * self.hidden) if options.head == "bilstm" else ()
 
         def direction(inputs: int) -> nnx.RNN:

@@ -210,6 +210,7 @@ class InputPredictor:
         if self._form != "auto":
             return self._form
         form = input_lines.form_of_file(path)
+        # A .txt file may hold a table or CoNLL columns. With an option for lines of text, the user has decided.
         if form != "text" or self._words or self._skip or not self._model.task.has_layout(path):
             return form
         self._notes.add(f"{path} is read as the training files are (--form text reads a text on each line)")

@@ -56,6 +56,7 @@ class TaskObjective(Objective):
     @property
     def has_soft_targets(self) -> bool:
         """Whether a student can learn from a teacher's outputs: whether the kind defines soft_sum."""
+        # A kind that overrides soft_sum has soft targets, and needs no second declaration.
         return type(self).soft_sum is not TaskObjective.soft_sum
 
     def soft_sum(self, outputs: Any, teacher: Any, batch: TaskBatch, temperature: float) -> Scalar:

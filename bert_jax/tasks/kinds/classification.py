@@ -106,6 +106,7 @@ class TextTask(LayerMix, Truncation, PooledTask[Example, LabelledRows]):
         Some vocabularies put two separators between the texts. A row over max_length loses pieces of its longer text
         (encode_pairs); with windows, such an example has several rows (encode_windows), whose weights sum to 1.
         """
+        # All items are texts, or all are pairs: the column decides in a file, and `parse` checks other inputs.
         paired = split.items[0].text_pair is not None
         texts = [example.text for example in split.items]
         seconds = [example.text_pair or "" for example in split.items] if paired else None

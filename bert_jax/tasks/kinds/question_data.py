@@ -296,6 +296,7 @@ class QuestionRows(TaskRows[Question]):
     def cut_answers(self) -> int:
         """Counts the answers that no row holds entirely."""
         held = np.zeros(len(self.answer_sizes), bool)
+        # The last position is 0 in a row that lacks the answer. With it, [CLS] or the question comes first.
         np.logical_or.at(held, self.items(), self.places[:, 1] > 0)
         return int((~held & (np.array(self.answer_sizes) > 0)).sum())
 
@@ -329,6 +330,7 @@ def _find_answer(question: Question, characters: Int64[np.ndarray, "n 2"]) -> _L
             # The first piece that ends after the answer's start, and the last one that begins before its end.
             first = int(np.searchsorted(np.maximum.accumulate(characters[:, 1]), span[0], side="right"))
             last = int(np.searchsorted(characters[:, 0], span[1], side="left")) - 1
+            # The tokenizer may drop all characters of an answer.
             if first <= last:
                 return _Label(first, last, known=True, moved=answer.stripped_start not in (None, span[0]))
     return _Label(known=not question.answers)

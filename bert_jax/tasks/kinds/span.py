@@ -135,6 +135,7 @@ def predicted_relations(
 
 
 def _numbered(spans: Iterable[Iterable[Span]]) -> set[tuple[int, Span]]:
+    # With the sentence's number, because several sentences may have equal spans.
     return {(number, span) for number, sentence_spans in enumerate(spans) for span in sentence_spans}
 
 

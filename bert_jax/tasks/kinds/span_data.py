@@ -175,6 +175,7 @@ class SpanRows(WordRows[SpannedSentence]):
         width = taken.real.shape[1] - self.special
         counts = np.where(taken.filler, 0, np.diff(self.row_words)[taken.rows])
         words = np.arange(width) < counts[:, None]
+        # Positions without a word read word 0, so that all indices are valid.
         places = np.where(words, self.row_words[taken.rows][:, None] + np.arange(width), 0)
         by_type = (self.binary_types,) if self.binary_types else ()
         types = np.zeros((batch, width, longest, *by_type), np.int32)

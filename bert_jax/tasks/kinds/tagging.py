@@ -62,6 +62,7 @@ class RawWords:
 
     def split_raw(self, split: SplitOfWords, tokenizer: Tokenizer) -> SplitOfWords:
         """Splits the words of raw texts before the tokenizer's pieces, unless the training file has characters."""
+        # Text in ASCII has spaces between its words, so it needs no second tokenization.
         if self.raw_words != PIECES or not any(item.raw and not item.text.isascii() for item in split.items):
             return split
         return replace(split, items=tuple(_in_pieces(item, tokenizer) if item.raw else item for item in split.items))

@@ -45,6 +45,7 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
         return split
 
     def is_label(self, written: str) -> bool:
+        # parse_number returns infinity for other texts.
         return written in MISSING or abs(parse_number(written)) <= LARGEST
 
     def complete(self, train: Split[Sentence]) -> Task:

@@ -247,6 +247,7 @@ def unit_of_words(sentences: Iterable[Sequence[str]]) -> str:
         letters = [character for character in word if character.isalnum()]
         for character in letters:
             other = not is_unspaced(character)
+            # As indices, False is 0 and True is 1.
             total[other] += count
             single[other] += count * (len(letters) == 1)
     if not total[0] or single[0] < SINGLE * total[0]:
@@ -291,6 +292,7 @@ def without_blank_json(lines: Iterable[Line], form: str) -> Iterator[Line]:
 def windows(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     """The items in lists of `size`; the last list may be shorter."""
     remaining = iter(items)
+    # The first empty list ends the iteration.
     return iter(lambda: list(islice(remaining, size)), [])
 
 
@@ -379,6 +381,7 @@ def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str =
         UserError: The file or a field is missing, a value is not a text, names are given for lines of text, or form is
             auto for a .json file without rows (tables.json_form). The message names the line.
     """
+    # This function is no generator, so mistakes in its arguments raise at the call, and not with the first text.
     if form not in STREAM_FORMS:
         raise UserError(f"unknown --form {form!r}; choose from {', '.join(STREAM_FORMS)}")
     form = _stream_form(path, form)
