@@ -160,6 +160,7 @@ def fill_mask(
     if not 1 <= top <= loaded.vocabulary.vocab_size:
         raise UserError(f"--top is {top}; use 1 to {loaded.vocabulary.vocab_size} (the vocabulary size)")
     tokenizer = shared_tokenizer(loaded)
+    # All sentences are checked before any is predicted.
     encoded = []
     for sentence in sentences:
         encoded.append(ids := _encode(sentence, tokenizer))
@@ -210,6 +211,7 @@ def _fill(loaded: LoadedModel, sentences: Sequence[str], encoded: Sequence[np.nd
     # Powers of two, because each shape is compiled separately.
     size, most = (1 << (count - 1).bit_length() for count in (len(encoded), max(map(len, mask_positions))))
     batch = _batch(loaded, encoded, size)
+    # Places after a row's last mask read position 0, and their predictions are dropped.
     positions = np.zeros((size, most), np.int32)
     for row, masked in enumerate(mask_positions):
         positions[row, : len(masked)] = masked

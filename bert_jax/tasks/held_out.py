@@ -68,6 +68,7 @@ def split(task: Task, train: Split[Any], share: float) -> tuple[Split[Any], Spli
         f"no dev file: {len(chosen):,} of the {count:,} examples of {train.path}, chosen by a hash of their text, are "
         f"held out and measured{rough}; task.dev_share=0 trains on all"
     )
+    # Skipped lines and remarks belong to the file, and are reported once.
     dev = replace(train, items=tuple(train.items[index] for index in chosen), left_out=0, remarks=())
     return replace(train, items=tuple(train.items[index] for index in rest)), dev, line
 

@@ -80,6 +80,7 @@ def run_batches(
         # A process places only the rows that its devices own.
         local = sharding.local_rows(len(indices), mesh)
         part = jax.tree.map(lambda leaf, rows=local: leaf[rows], batch)
+        # Only for these lines: a generator that yields inside the context would leave the mesh set in its caller.
         with jax.set_mesh(mesh):
             placed = sharding.place(part, len(indices), mesh)
             finished = None if computing is None else (computing[0], jax.device_get(computing[1]))

@@ -136,6 +136,7 @@ class DistilledTask(DistilledObjective):
         # Without soft targets, the teacher only gives hidden states.
         if SOFT not in self.term_metrics:
             return terms, jnp.zeros(())
+        # Without a key, the teacher has no dropout.
         targets = self.base.outputs(models.teacher, batch, None)
         return terms, self.base.soft_sum(outputs, targets, batch, self.config.temperature)
 
@@ -183,6 +184,7 @@ def distilled_task(
         }
     if message := next((message for message, refused in refusals.items() if refused), ""):
         raise UserError(message)
+    # Hidden states alone need no head of the teacher.
     heads = loaded.heads if settings.soft_weight else Heads()
     return distilled(DistilledTask, base, settings, student, loaded, heads)
 
@@ -260,6 +262,7 @@ def prepare(
     Args:
         kept: Data of the last configuration; the parts that this one shares are not read or encoded again.
     """
+    # Mistakes in the configuration are reported before any file is read.
     _check(config, workdir)
     kept = kept or Kept()
     kept.keep_for(config)

@@ -352,6 +352,7 @@ class ClassObjective(TextObjective, SoftClassObjective):
         return {"task": Term(loss, {"accuracy": correct})}
 
     def counts(self, batch: TaskBatch) -> Counts:
+        # Class weights are part of the denominator, too (ClassCosts).
         return {"task": self.costs.weigh(batch.labels, batch.label_weights).sum()}
 
 

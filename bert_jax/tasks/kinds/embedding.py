@@ -325,6 +325,7 @@ class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
 
     def complete(self, train: Split[TextGroup]) -> Task:
         """Also sets the loss: cosent for pairs with a score, else contrastive."""
+        # Either all pairs in a file have a score, or none.
         scored = train.items[0].score is not None
         if self.negatives and not any(any(item.texts[2:]) for item in train.items):
             raise UserError(

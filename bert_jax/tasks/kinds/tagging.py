@@ -314,6 +314,7 @@ class TagObjective(SoftClassObjective):
         return {"task": Term(loss, {"accuracy": correct})}
 
     def counts(self, batch: TaskBatch) -> Counts:
+        # Class weights are part of the denominator, too (ClassCosts).
         return {"task": self.costs.weigh(batch.labels.tags, batch.label_weights).sum()}
 
     @property

@@ -382,7 +382,7 @@ def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sent
 def has_conll_columns(path: Path, columns: Columns, is_tag: Callable[[str], bool]) -> bool:
     """Whether a file, whatever its name, has CoNLL columns: equally many in all lines, with tags in their column.
 
-    A file of one column is, too, if blank lines separate its words.
+    A file of one column qualifies too, if blank lines separate its words.
     """
     width, blank, separated = 0, False, False
     tag_column = int(columns.label) if is_number(columns.label) else -1
