@@ -419,6 +419,7 @@ def _train(
         return compute_metrics(TAGGING_METRICS, task.metrics, labels, predicted)
 
     def score(predictions: np.ndarray) -> float:
+        # The first metric decides, as in fine-tuning.
         return measured("dev", predictions)[task.metrics[0]]
 
     trained = train_head(vectors, len(task.labels), options, seed, score, mixed)

@@ -140,6 +140,7 @@ def _read(folder: Path, name: str) -> Iterator[tuple[str, str]]:
             values: Any = json.loads(line)
             identifier, text, title = values["_id"], values["text"], values.get("title") or ""
             if not all(isinstance(value, str) for value in (identifier, text, title)):
+                # Caught below, so that all malformed lines have one message.
                 raise TypeError
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise UserError(

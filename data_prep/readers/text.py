@@ -82,6 +82,7 @@ def _recognize_markup(text: bytes, cut: bool) -> str:
         return ""
     text = _NO_ELEMENT.sub(b"", text).strip()
     if cut:
+        # The last tag may be incomplete.
         text = text[: max(text.rfind(b"<"), 0)]
     first = _TAG.match(text)
     if first is None:

@@ -110,6 +110,7 @@ def _records(path: str, blocks: Iterator[bytes]) -> Iterator[tuple[dict[str, str
         headers = _headers(bytes(buffer.content[:begin]))
         stated = headers.get("content-length", "")
         length = int(stated) if re.fullmatch("[0-9]{1,18}", stated) else None
+        # Content of this length is skipped block by block, and never in memory as a whole.
         if length is not None and length > plain_text.MAX_DOCUMENT_BYTES:
             yield headers, None
             if not buffer.skip(begin + length):

@@ -148,6 +148,7 @@ class WikitextReader:
             case "Wikilink":
                 title = str(node.title).strip()
                 namespace = title.partition(":")[0].strip().lower().replace("_", " ") if ":" in title else ""
+                # [[:Category:X]] has no namespace here: the colon in front makes it an ordinary link.
                 is_language = node.text is None and _LANGUAGE_LINK.match(title)
                 if namespace in self._hidden or _MEDIA.match(title) or is_language:
                     return ""

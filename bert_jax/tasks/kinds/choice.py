@@ -144,6 +144,7 @@ def correct_choices(source: Path, items: Sequence[MultipleChoice], meaning: str)
             )
     correct = []
     for item in items:
+        # Both readings of the label, at least one of which exists.
         possible = [place for place in (_by_text(item), _by_place(item)) if place is not None]
         if len(set(possible)) > 1:
             raise UserError(

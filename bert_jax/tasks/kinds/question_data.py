@@ -68,6 +68,7 @@ def read_squad(path: Path, label_required: bool) -> Split[Question]:
             the article or question.
     """
     try:
+        # numbered_lines also reads a compressed file, and drops a byte-order mark.
         content = json.loads("\n".join(line for _, line in numbered_lines(path)))
     except json.JSONDecodeError as error:
         raise UserError(f"{path} line {error.lineno} is not JSON ({error.msg}). Correct the file") from None
@@ -85,6 +86,7 @@ def read_squad(path: Path, label_required: bool) -> Split[Question]:
                 if not context.strip():
                     raise UserError(f"{path}: {article_place} has an empty context. Give it a text, or remove it")
                 for entry in _part(path, article_place, paragraph, "qas", list):
+                    # A question without an id is known by its number in the whole file.
                     number += 1
                     place = f"question {entry['id'] if isinstance(entry, dict) and 'id' in entry else number}"
                     text = _part(path, place, entry, "question", str)
@@ -212,6 +214,7 @@ def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...] | None:
         is_list = is_list and all(isinstance(answer, str | dict) for answer in answers)
         if not is_list and not (isinstance(answers, dict) and "text" in answers):
             answers = [text] if text.strip() else []
+    # All forms become a list of objects, as in SQuAD.
     if isinstance(answers, dict) and "text" in answers:
         texts, starts = answers["text"] or [], answers.get("answer_start")
         starts = [None] * len(texts) if starts is None else starts

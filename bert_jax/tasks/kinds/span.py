@@ -98,6 +98,7 @@ def without_overlaps(sentences: Sequence[Scored], overlap: str) -> list[Scored]:
         for span in sorted(spans, key=spans.__getitem__, reverse=True):
             if not any(clash(span, other) for other in chosen):
                 chosen.append(span)
+        # In the given order again, which is the reading order.
         remaining.append({span: score for span, score in spans.items() if span in chosen})
     return remaining
 
@@ -369,6 +370,7 @@ class SpanPairTask(SpanPairOptions, SpanTask):
         if not self.pairs_are_given:
             counts, spans, calibrated = self._count_spans(rows, answers)
         relations = predicted_relations(rows, answers, spans, self.relation_labels)
+        # Heads and tails are spans instead of indices, because the predicted spans have other indices.
         true_relations = {
             (number, relation.label, item.spans[relation.head], item.spans[relation.tail])
             for number, item in enumerate(rows.split.items)

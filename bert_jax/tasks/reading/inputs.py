@@ -82,6 +82,7 @@ def record_texts(source: Path, record: InputRecord, names: Sequence[Sequence[str
     if not isinstance(record.content, Mapping):
         texts: list[Any] = record.plain_texts()
         fields = ", ".join(choice[-1] for choice in names)
+        # In a caller's text, tabs separate nothing, so the advice for lines would not help.
         if len(texts) < needed and not record.tabs:
             raise UserError(
                 f"{source} line {record.line} is one text, but the task needs {needed}. Give a tuple, or an object "

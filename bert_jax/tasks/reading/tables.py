@@ -382,6 +382,7 @@ def delimited_records(
     # Numbers of columns, unlike names, need no header.
     has_header = not all(is_number(column.name) for column in columns if column.name)
     names, width = first[1] if has_header else [], len(first[1])
+    # None stands for an optional column that the file lacks.
     indices = [
         column_index(path, names, width, column.name, column.role)
         if column.required or _has_column(names, width, column.name)
