@@ -1,7 +1,7 @@
 """Fine-tuning batches as a function of (seed, step), grouped by length and padded to few lengths. Pure numpy.
 
-`TaskSource` is the source of training. The functions above it choose padded lengths, each of which is one compiled
-program, and make the batches of evaluation and inference.
+`TaskSource` makes the training batches. The functions above it choose padded lengths, each of which is one compiled
+program, and make batches for evaluation and inference.
 """
 
 import functools
@@ -91,7 +91,7 @@ def padded_length(longest: int, max_length: int) -> int:
 
 
 def sorted_batches(rows: TokenRows, batch_size: int, max_length: int) -> Batches:
-    """Yields batches of one size over the rows sorted by length, so that short rows cost little."""
+    """Yields equally large batches over the rows sorted by length, so that short rows cost little."""
     order = np.argsort(rows.lengths, kind="stable")
     for start in range(0, len(order), batch_size):
         part = order[start : start + batch_size]
@@ -101,7 +101,7 @@ def sorted_batches(rows: TokenRows, batch_size: int, max_length: int) -> Batches
 
 
 def bucketed_batches(rows: TokenRows, batch_size: int, devices: int, max_length: int) -> Batches:
-    """Yields batches of rows that are padded to the same length, for any number of inputs."""
+    """Yields batches whose rows have the same padded length, for any number of inputs."""
     lengths, row_lengths = np.unique(rows.lengths, return_inverse=True)
     padded = np.array([padded_length(int(length), max_length) for length in lengths], np.int64)[row_lengths]
     for length in np.unique(padded):
@@ -120,11 +120,11 @@ class TaskSource:
     """A task's training batches: law 1 in docs/architecture.md over epochs of seeded permutations.
 
     Args:
-        lengths: A batch is padded to the smallest one that holds its longest row.
-        pool: The number of steps in a pool. A pool takes the rows that follow the last pool in the endless
-            concatenation of permuted epochs, and within it rows of similar length share a batch. A pool of 1 takes rows
-            in their order. The order of the batches is the same for every seed.
-        steps: The run's length, if known. It ends the last pool, so that no row of the last epoch is left out.
+        lengths: A batch is padded to the smallest one that fits its longest row.
+        pool: The steps in a pool. A pool takes the rows that follow the last pool in the endless concatenation of
+            permuted epochs, and within it rows of similar length share a batch. A pool of 1 takes rows in their order.
+            The order of the batches is the same for every seed.
+        steps: The run's length, if known. It ends the last pool, so the last epoch leaves no row out.
     """
 
     def __init__(

@@ -62,6 +62,7 @@ def encode(
     # A pair's words are numbered one after another: the second text's follow the first text's.
     for side, starts, sizes in zip(both, (word_offsets[:-1], word_offsets[:-1] + counts[0]), counts, strict=True):
         ids, bounds = tokenizer.of_tasks.encode_many([unit for text in side for unit in text])
+        # The offsets of units become offsets of texts.
         pieces.append((ids, bounds[np.cumsum([0, *sizes])]))
         words.append(np.repeat(spans(starts, sizes), np.diff(bounds)))
     encoded, cut, places = encode_pieces(pieces[0], pieces[1], paired, tokenizer, max_length)
@@ -77,7 +78,7 @@ def encode(
 
 
 def checked_texts(texts: Iterable[Any], pairs: bool = True) -> list[Texts]:
-    """Lists a caller's texts as tuples of one string or, with `pairs`, of one or two strings.
+    """Lists a caller's texts as tuples with one string or, with `pairs`, one or two.
 
     Raises:
         UserError: These are no list of inputs (refuse_other_inputs), or an item is neither a string nor a pair.
@@ -196,6 +197,7 @@ def vector_settings(loaded: LoadedModel, options: EncodeOptions) -> VectorSettin
         normalize = own.normalize
     if prompt is None:
         prompt = prompts.get(prompt_name) if prompt_name else own.prompt if own else ""
+    # A folder in Hugging Face format may state more tokens than the model has positions.
     limit = min(own.max_length, positions) if own else positions
     truncate_dim = truncate_dim or (own.truncate_dim if own else 0)
     pool = pool or (own.pooling if own else "mean")
@@ -258,11 +260,13 @@ class Embedder:
         """Computes `embeddings` and, by the pool, `offsets` and `input_ids` (see `bert-jax embed --help`)."""
         if len(texts):
             encoded = self._encode(texts, self.settings.prompt)
+            # All texts are known here, so the batch sizes follow them.
             batches = bucketed_batches(encoded.rows, self._batch_size, self._model.mesh.size, self.settings.max_length)
             embeddings = self._run(encoded, batches, quiet=not is_watched())
             rows, word_offsets = encoded.rows, encoded.word_offsets
             arrays = {"embeddings": embeddings, "offsets": rows.offsets, "input_ids": rows.input_ids}
         else:
+            # Without texts, the arrays have no rows, but the usual types and widths.
             word_offsets = np.zeros(1, np.int64)
             arrays = {"embeddings": np.zeros((0, self.width), np.float32), "offsets": word_offsets}
             arrays["input_ids"] = np.zeros(0, np.int32)
@@ -312,7 +316,7 @@ def _store(
     indices: np.ndarray,
     pool: str,
 ) -> None:
-    """Copies the vectors of a batch, whose first texts are `indices`, to their rows of embeddings."""
+    """Copies a batch's vectors to their rows in embeddings; `indices` are its texts."""
     vectors = vectors[: len(indices)]  # without fillers
     if pool not in TOKEN_POOLS:
         embeddings[indices] = vectors

@@ -58,10 +58,10 @@ USED = {
 
 
 def objective_metrics(loaded: LoadedModel, dataset: Dataset, config: TrainConfig, max_rows: int = 0) -> dict[str, Any]:
-    """Measures the objective that the model was trained with, then the perplexities of its likelihoods.
+    """Measures the model's training objective, then the perplexities of its likelihoods.
 
     Args:
-        max_rows: The number of rows that are measured, from the first; 0: all.
+        max_rows: How many rows to measure, from the first; 0: all.
 
     Raises:
         UserError: The model has no language-model head, or another tokenizer than the rows.
@@ -74,6 +74,7 @@ def objective_metrics(loaded: LoadedModel, dataset: Dataset, config: TrainConfig
     if objective.likelihoods:
         counts = count_words(dataset, loaded.vocabulary, max_rows)
         for term, likelihood in objective.likelihoods.items():
+            # Without a labelled token, a term has no loss.
             if f"{term}_loss" in metrics:
                 metrics |= perplexities(metrics[f"{term}_loss"], counts, likelihood)
     return metrics
@@ -129,6 +130,8 @@ def perplexities(loss: float, counts: WordCounts, likelihood: Likelihood) -> dic
         # A predicted special token counts as a word, as the end of a sentence does in published figures of the Penn
         # Treebank and WikiText.
         tokens, words = tokens + counts.special, words + counts.special
+    # The same sum over all tokens, divided by the words: unlike the first, it compares models with different
+    # tokenizers.
     nats = {"perplexity": loss, "word_perplexity": loss * tokens / words if words else math.inf}
     return {
         f"{likelihood.prefix}{name}": math.exp(value) if value < MOST_NATS else None for name, value in nats.items()
@@ -258,6 +261,7 @@ def evaluate(
     """
     given = from_keywords(EvaluateOptions, options)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
+    # The folder decides, because any encoder can be measured by retrieval, whatever it was trained for.
     if retrieval.is_beir(Path(data)):
         mesh_option = {} if mesh in (None, MeshConfig()) else {"mesh": mesh}
         _refuse(given, (*_OF_SHARDS, *_OF_TASKS), f"{data} is a data set of retrieval", **mesh_option)
@@ -310,5 +314,6 @@ def _task_metrics(found: measurement.Evaluation) -> dict[str, Any]:
     """The metrics of a task, None where undefined, and its counts; prints the remarks."""
     for line in found.remarks:
         distributed.note(line)
+    # JSON has no NaN.
     defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
     return {**defined, "counts": found.counts}

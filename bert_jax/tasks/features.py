@@ -106,6 +106,7 @@ def word_vectors(
                 first, end = (np.searchsorted(rows.word_rows, indices, side) for side in ("left", "right"))
                 words = spans(first, end - first)
                 places = np.repeat(np.arange(len(indices)), end - first), rows.word_slots[words]
+                # The states come in the order of model.widths, as by_layer does.
                 for name, hidden in zip(by_layer, states, strict=True):
                     check_range(np.isfinite(hidden[places]), model.dtype, "--feature_dtype", f"--layers {name}: ")
                     by_layer[name][split].vectors[words] = hidden[places]
@@ -152,6 +153,7 @@ class Head(nnx.Module):
         self.mix = LayerMix(mixed) if mixed else None
         # The vectors hold the mixed layers side by side.
         width //= mixed or 1
+        # The second layer reads both directions of the first one.
         inputs = (width, 2 * self.hidden) if options.head == "bilstm" else ()
 
         def direction(inputs: int) -> nnx.RNN:
@@ -214,6 +216,7 @@ def train_head(
         order = generator.permutation(len(train.lengths))
         pools = [order[start : start + POOL * size] for start in range(0, len(order), POOL * size)]
         parts = [part for pool in pools for part in _sorted_parts(train, pool, size)]
+        # In random order, because the batches of a pool are sorted by length.
         for number in generator.permutation(len(parts)):
             params, state = _step(options, graph, params, rest, state, _padded(train, parts[number], size))
         dev_score = score(_predict_split(graph, params, rest, splits["dev"], size))
@@ -229,6 +232,8 @@ def train_head(
 
 
 def _optimizer(options: HeadOptions) -> optax.GradientTransformation:
+    # Made from the options wherever it is needed. As a static argument of _step, every new optimizer would compile it
+    # again.
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(options.learning_rate))
 
 
@@ -375,6 +380,7 @@ def _encode(
         raise UserError(f"config.task.kind is {task.kind!r}; use a tagging task, such as those of the recipe tagging")
     task.check_model(loaded.model)
     splits = {name: registry.read(task, path, label_required=name != "test") for name, path in files.items()}
+    # From all rows, so that the held-out ones have no unknown label.
     complete = task.complete(splits["train"])
     if "dev" not in files:
         splits["train"], dev, line = held_out.split(task, splits["train"], config.task.dev_share)
@@ -413,6 +419,7 @@ def _train(
         return compute_metrics(TAGGING_METRICS, task.metrics, labels, predicted)
 
     def score(predictions: np.ndarray) -> float:
+        # The first metric decides, as in fine-tuning.
         return measured("dev", predictions)[task.metrics[0]]
 
     trained = train_head(vectors, len(task.labels), options, seed, score, mixed)

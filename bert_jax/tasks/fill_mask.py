@@ -67,6 +67,7 @@ def unmask(
         part = texts[start : start + SAMPLING_BATCH_SIZE]
         numbers = np.arange(start, start + len(part))
         batch = _batch(loaded, part)
+        # As arrays, so that other values need no new compilation.
         settings = (jnp.int32(steps), jnp.float32(temperature), jnp.int32(loaded.vocabulary.mask_id))
         ids = jax.device_get(_run(loaded.model, loaded.heads, params, batch, penalty, key, numbers, settings))
         unmasked += [row[: len(text)] for row, text in zip(ids, part, strict=True)]
@@ -102,6 +103,7 @@ def _run(
     # A key per text, so that a sample does not depend on the other texts in its batch.
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
 
+    # With different salts, the choice of the masks does not depend on the sampled tokens.
     def row_seeds(step: Int[Array, ""], salt: int) -> Array:
         def seed_words(key: PRNGKeyArray) -> Array:
             key = jax.random.fold_in(jax.random.fold_in(key, step), salt)
@@ -158,6 +160,7 @@ def fill_mask(
     if not 1 <= top <= loaded.vocabulary.vocab_size:
         raise UserError(f"--top is {top}; use 1 to {loaded.vocabulary.vocab_size} (the vocabulary size)")
     tokenizer = shared_tokenizer(loaded)
+    # All sentences are checked before any is predicted.
     encoded = []
     for sentence in sentences:
         encoded.append(ids := _encode(sentence, tokenizer))
@@ -196,7 +199,8 @@ def masked_model(checkpoint: str | Path | LoadedModel, use: str, average: str = 
 
 def _encode(text: str, words: Tokenizer, new_masks: int = 0) -> np.ndarray:
     begin, end = [words.cls_id] * words.begin, [words.sep_id] * words.end
-    # encode_special, because an ordinary encoding reads [MASK] as text.
+    # encode_special, because an ordinary encoding reads [MASK] as text. Users write [MASK] for every vocabulary,
+    # although some have another text for it, such as <mask>.
     ids = words.encode_special(text.replace(MASK, words.roles.mask_token))
     return np.array([*begin, *ids, *[words.mask_id] * new_masks, *end], np.int32)
 
@@ -207,6 +211,7 @@ def _fill(loaded: LoadedModel, sentences: Sequence[str], encoded: Sequence[np.nd
     # Powers of two, because each shape is compiled separately.
     size, most = (1 << (count - 1).bit_length() for count in (len(encoded), max(map(len, mask_positions))))
     batch = _batch(loaded, encoded, size)
+    # Places after a row's last mask read position 0, and their predictions are dropped.
     positions = np.zeros((size, most), np.int32)
     for row, masked in enumerate(mask_positions):
         positions[row, : len(masked)] = masked

@@ -132,6 +132,7 @@ def run_sweep(
     means = [result["metrics"].get(chosen_by, {}).get("mean") for result in results]
     index = max(range(len(means)), key=lambda index: trials.score(means[index], chosen_by))
     best = settings[index]
+    # The folder of a setting already holds the best of its seeds, so the seed of this trial does not matter.
     trials.keep_best(workdir, Trial(0, best.folder), averaged=best.config.optimizer.ema_decay > 0)
     result = results[index] | {
         "best": {"run": best.folder, "values": best.values, "metric": chosen_by, "value": means[index]},
@@ -156,27 +157,27 @@ def finetune(
     """Trains once for every seed, and for every setting of a sweep, and returns result.json.
 
     With one seed, WORKDIR is the run. With several seeds, the runs are in WORKDIR/seed-K, and WORKDIR also holds the
-    best one by the dev metric that trials.chosen_by names (without a dev file, the first one). With config.sweep, the
-    settings have such workdirs in WORKDIR/sweep-SETTING, and WORKDIR holds the best one; all settings are checked
-    before the first one trains.
+    best one by the dev metric trials.chosen_by (without a dev file, the first one). With config.sweep, the settings
+    have such workdirs in WORKDIR/sweep-SETTING, and WORKDIR holds the best one; all settings are checked before the
+    first one trains.
 
     Args:
         tokenizer: Required if init_from is empty, which trains config.model from scratch.
         verbose: Whether runs print their parameters.
-        recipe: The recipe that the configuration changes, for run.json.
+        recipe: The recipe behind the configuration, for run.json.
 
     Returns:
-        task: The name of the task.
+        task: The task's name.
         start: {path, task} of the initial checkpoint; task is the one it was fine-tuned for, if any. None if training
             starts from scratch.
         seeds: The seeds.
-        metrics: {name: {mean, std, values}}. Metrics of dev have no prefix, others their split's name, such as `test_`.
+        metrics: {name: {mean, std, values}}. Dev metrics have no prefix, others their split's name, such as `test_`.
             std is the sample standard deviation, None for one seed.
-        steps: By seed, the step of the parameters that are kept.
+        steps: By seed, the step whose parameters are kept.
         counts: By split.
-        baseline: {name, metrics}: of the majority class, or the mean of numbers; None for other kinds.
+        baseline: {name, metrics}: the majority class, or the mean of numbers; None for other kinds.
         best: The best run, if there are several.
-        sweep: The figures of all settings, if there are several.
+        sweep: All settings' figures, if there are several.
 
     Raises:
         UserError: The configuration, the files or the checkpoint have a mistake.

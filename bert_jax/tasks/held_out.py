@@ -1,7 +1,7 @@
-"""Holds out a part of a training file whose user names no dev file (task.dev_share).
+"""Holds out a part of the training file if the user names no dev file (task.dev_share).
 
-A keyed hash of the text decides, so that a run that resumes, all seeds and settings of a sweep, and reports hold out
-the same rows, and equal texts are never on both sides.
+A keyed hash of the text decides. So a resumed run, all seeds and settings in a sweep, and reports hold out the same
+rows, and equal texts are never on both sides.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ FEW = 100  # rows below which a metric is rough: the standard error of an accura
 
 
 def indices(task: Task, train: Split[Any], share: float) -> list[int]:
-    """Returns the items to hold out, about this share of them, in file order; none if there are too few texts.
+    """Chooses the items to hold out, about this share, in file order; none if there are too few texts.
 
     A class keeps at least one row to train on.
 
     Args:
-        task: A task without labels of its own yet, or with all of those of the file.
+        task: A task that has no labels yet, or all labels in the file.
     """
     groups: dict[str, list[int]] = defaultdict(list)  # by text
     for index, item in enumerate(train.items):
@@ -38,6 +38,8 @@ def indices(task: Task, train: Split[Any], share: float) -> list[int]:
     labels = [_labels(task, train, item) for item in train.items]
     left = Counter(label for item in labels for label in item)
     held_out: list[int] = []
+    # Groups of equal texts in the order of their hashes. One that does not fit is passed over, and the next one is
+    # tried.
     for text in sorted(groups, key=_hash):
         if len(held_out) >= wanted:
             break
@@ -66,12 +68,13 @@ def split(task: Task, train: Split[Any], share: float) -> tuple[Split[Any], Spli
         f"no dev file: {len(chosen):,} of the {count:,} examples of {train.path}, chosen by a hash of their text, are "
         f"held out and measured{rough}; task.dev_share=0 trains on all"
     )
+    # Skipped lines and remarks belong to the file, and are reported once.
     dev = replace(train, items=tuple(train.items[index] for index in chosen), left_out=0, remarks=())
     return replace(train, items=tuple(train.items[index] for index in rest)), dev, line
 
 
 def of_run(training: Mapping[str, Any]) -> tuple[Path, list[int]]:
-    """Returns the training file of a run, by its configuration, and the items held out of it (none with a dev file).
+    """Returns a run's training file, by its configuration, and the items held out of it (none with a dev file).
 
     Raises:
         UserError: The run has no task, or its files cannot be read.
@@ -85,7 +88,7 @@ def of_run(training: Mapping[str, Any]) -> tuple[Path, list[int]]:
 
 
 def _text(item: Any) -> str:
-    """The text of an item; texts that differ only in case and white space are equal."""
+    """Returns an item's text; texts that differ only in case and white space are equal."""
     contents = [getattr(item, name) for name in TEXTS if hasattr(item, name)] or [repr(item)]  # of an extension
     content = next(filter(None, contents), "")
     return " ".join((content if isinstance(content, str) else " ".join(content)).casefold().split())

@@ -99,7 +99,7 @@ def _is_transformed(table: Any) -> bool:
 
 
 def _with_class_names(row: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of a datasets.Dataset, with the names of its classes, alone or in lists, instead of their numbers."""
+    """Replaces class numbers in a datasets.Dataset's row, alone or in lists, by the classes' names."""
 
     def written(value: Any, names: Sequence[str]) -> Any:
         if isinstance(value, list):

@@ -80,6 +80,7 @@ def run_batches(
         # A process places only the rows that its devices own.
         local = sharding.local_rows(len(indices), mesh)
         part = jax.tree.map(lambda leaf, rows=local: leaf[rows], batch)
+        # Only for these lines: a generator that yields inside the context would leave the mesh set in its caller.
         with jax.set_mesh(mesh):
             placed = sharding.place(part, len(indices), mesh)
             finished = None if computing is None else (computing[0], jax.device_get(computing[1]))
@@ -222,7 +223,7 @@ def check_kind(task: Task, kind: type, flag: str, value: object, lacks: str) -> 
 
 
 def task_params(loaded: LoadedModel, task: Task, mesh: Mesh) -> dict[str, Any]:
-    """Puts the parameters that the task's model reads on the devices of the mesh."""
+    """Puts the parameters for the task's model on the mesh's devices."""
     wanted = layers.flatten(abstract_params(loaded.model, task.objective().heads))
     return device_params(loaded, mesh, wanted)
 
@@ -271,19 +272,20 @@ class Finish(NamedTuple):
     dtype: str = "float32"
 
     def vectors(self, hidden: Float[Array, "B T W"], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B *T _"]:
-        """Returns the vectors of rows or, if nothing is pooled, of tokens."""
+        """Returns the vectors for rows or, if nothing is pooled, for tokens."""
         vectors = hidden if self.pool in ("none", "words") else pool_rows(self.pool, hidden, sequence_ids)
         if self.cut_first:
             vectors = vectors[..., : self.truncate_dim or None]
         vectors = unit_vectors(vectors) if self.normalize else vectors
+        # After cut_first, this cut changes nothing.
         return vectors[..., : self.truncate_dim or None].astype(self.dtype)
 
 
 class LayerVectors:
-    """A model that computes the vectors of layers. `widths` has their widths by layer name, in the order of results.
+    """A model that computes layers' vectors. `widths` has their widths by layer name, in the order of results.
 
     Args:
-        layers: Names of layers (model/outputs.py).
+        layers: Layer names (model/outputs.py).
 
     Raises:
         UserError: The model does not have a layer.

@@ -43,7 +43,7 @@ def same_names(labels: Iterable[str], known: Sequence[str]) -> dict[str, str]:
 
 
 def permutation(labels: Sequence[str], other: Sequence[str]) -> tuple[int, ...] | None:
-    """Returns the indices of the labels in `other`; None unless the labels of both pair."""
+    """Returns the labels' indices in `other`; None unless all labels pair."""
     names = same_names(labels, other)
     paired = [names.get(label, label) for label in labels]
     # Each label pairs with one other, and none is left over.
@@ -53,6 +53,7 @@ def permutation(labels: Sequence[str], other: Sequence[str]) -> tuple[int, ...] 
 
 
 def _form(label: str) -> str:
+    # Folding the case may undo the normal form, so it is restored.
     composed = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", label).casefold())
     seen = "".join("-" if unicodedata.category(letter) == "Pd" else letter for letter in composed if _is_seen(letter))
     form = re.sub(r"[\s_-]+", "_", seen.strip())
@@ -110,7 +111,7 @@ class NamedLabelsTask(LabelMap, Task[Item, Rows]):
         return check_label(split, line, label, self.labels)
 
     def describe(self, rows: Rows, training: bool = False) -> Description:
-        """Also warns of labels of the training file that look alike, and if its first line looks like a header."""
+        """Also warns about training labels that look alike, and about a first line that looks like a header."""
         description, split, columns = super().describe(rows, training), rows.split, self.columns
         if training:
             description.remarks.extend(self._alike(split))
@@ -128,7 +129,7 @@ class NamedLabelsTask(LabelMap, Task[Item, Rows]):
         return description
 
     def _alike(self, split: Split[Item]) -> list[str]:
-        """A warning about labels that same_names would take for one, with the number of items that have each."""
+        """Warns about labels that same_names would take for one, with each one's number of items."""
         alike = defaultdict(list)
         for label in sorted(self.labels_in(split)):
             alike[_form(label)].append(label)
@@ -148,7 +149,7 @@ class NamedLabelsTask(LabelMap, Task[Item, Rows]):
 
 @dataclass(frozen=True)
 class LabelTask(ClassLoss, NamedLabelsTask[Item, Rows]):
-    """A task with a cross-entropy over its labels, and the options of that loss."""
+    """A task with a cross-entropy over its labels, and that loss's options."""
 
     training_options = ("class_weights", "class_weight_values", "label_smoothing")
 

@@ -1,8 +1,8 @@
-"""Writes the files that the leaderboards of GLUE, SuperGLUE and SQuAD accept, made from the predictions on a split.
+"""Writes the files for the leaderboards of GLUE, SuperGLUE and SQuAD from the predictions on a split.
 
-GLUE: https://gluebenchmark.com/faq (a table of index and prediction); SuperGLUE: https://super.gluebenchmark.com/faq
-(one JSON object per line). The index is an example's position in the benchmark's own file, from 0. SQuAD: an object of
-answers by question id, and one of the odds of no answer, as run_squad.py of google-research/bert writes them.
+GLUE: https://gluebenchmark.com/faq (a table with index and prediction); SuperGLUE: https://super.gluebenchmark.com/faq
+(one JSON object per line). The index is an example's position in the benchmark's own file, from 0. SQuAD: an object
+with answers by question id, and one with the odds of no answer, as run_squad.py of google-research/bert writes them.
 """
 
 import dataclasses

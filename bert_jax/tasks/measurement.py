@@ -145,6 +145,7 @@ def evaluate(
     """
     config = config or TrainConfig(batch_size=32)
     task = with_max_length(restore_task(loaded), max_length, loaded.model)
+    # Columns that the caller does not name stay as in training.
     task = dataclasses.replace(task, columns=(columns or task.columns).filled(task.columns))
     task = with_null_threshold(task, null_threshold)
     # Thresholds that the checkpoint lacks become 1/2: those chosen on the measured file would flatter the model.
@@ -185,6 +186,7 @@ def _without_training(loaded: LoadedModel, splits: dict[str, Split[Any]]) -> tup
     split = splits.get("data")
     if split is None or path.resolve() != split.path.resolve():
         return splits, []
+    # An index past the end shows that the file has changed since.
     if not chosen or chosen[-1] >= len(split.items):
         return splits, [f"warning: {split.path} is the file that the checkpoint was trained on"]
     part = dataclasses.replace(split, items=tuple(split.items[index] for index in chosen))
@@ -219,6 +221,7 @@ def metric_prefix(split: str) -> str:
 
 def _read_labelled(task: Task, data: Path) -> dict[str, Split[Any]]:
     """Reads the files that have labels, by split."""
+    # A folder's test file often has no labels, and is left out rather than refused.
     splits = {name: registry.read(task, path, label_required=False) for name, path in _files(task, data).items()}
     labelled = {name: split for name, split in splits.items() if split.labelled}
     if not labelled:

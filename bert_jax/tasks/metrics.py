@@ -1,4 +1,4 @@
-"""The metrics of tasks, from scikit-learn, scipy and seqeval. An undefined metric is NaN, as is any metric of NaN.
+"""Task metrics from scikit-learn, scipy and seqeval. An undefined metric is NaN, and so is any metric of NaN.
 
 A metric is a function of all labels and predictions in a split. Kinds of tasks have dictionaries of metrics.
 """
@@ -121,14 +121,15 @@ def _tag_accuracy(labels: Sequence[Sequence[str]], predicted: Sequence[Sequence[
 
 
 def classification_metrics(positive: int) -> Mapping[str, Metric]:
-    """Returns the metrics of class ids, of which OF_ONE_CLASS measure the class `positive`.
+    """Returns the metrics for class ids; those in OF_ONE_CLASS measure the class `positive`.
 
-    These are undefined if their denominator is 0; f1, if the class is neither a label nor a prediction. auroc is of the
-    probabilities [R,C]: with two classes the area for `positive`, with more the mean over the classes that some texts
-    have and some do not, each against all others.
+    These are undefined if their denominator is 0; f1, if the class is neither a label nor a prediction. auroc reads the
+    probabilities [R, C]: with two classes it is the area for `positive`, with more the mean over the classes that some
+    texts have and some do not, each against all others.
     """
 
     def of_class(score: Callable[..., Any]) -> Metric:
+        # The mean over one class. scikit-learn's average="binary" refuses more than two classes.
         return lambda labels, predicted: float(
             score(labels, predicted, labels=[positive], average="macro", zero_division=np.nan)
         )
@@ -199,9 +200,9 @@ QUERIES_AT_ONCE = 1024  # rows of a matrix of scores, whose columns are the docu
 def right_ranks(
     queries: Float32[np.ndarray, "Q D"], candidates: Float32[np.ndarray, "K D"], right: Sequence[Sequence[int]]
 ) -> Float64[np.ndarray, "Q"]:
-    """Ranks, from 1, the best of the right candidates of every query among the wrong ones.
+    """Ranks each query's best right candidate, from 1, among the wrong ones.
 
-    Candidates with equal scores share the mean of their ranks.
+    Candidates with equal scores share their mean rank.
     """
     # In parts, because the scores of all queries may not fit in memory.
     ranks = np.zeros(len(queries))

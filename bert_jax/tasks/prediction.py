@@ -54,10 +54,10 @@ class PredictOptions(Checked):
 
 
 class InputPredictor:
-    """Predicts windows of inputs, and counts inputs that are truncated, invalid or have a score that is not finite.
+    """Predicts windows of inputs, and counts those that are truncated, invalid or without a finite score.
 
     Raises:
-        UserError: The form of a file does not use an option. Without on_error="skip", also for an invalid input, which
+        UserError: A file's form does not use an option. Without on_error="skip", also for an invalid input, which
             otherwise has {"error": ...} in its place.
     """
 
@@ -72,6 +72,7 @@ class InputPredictor:
         self._words = options.words
         self._hidden = () if options.all_scores else ("scores",)
         self._skip = options.on_error == "skip"
+        # Rows are sorted by length within a window, so a window of several batches has little padding.
         self._window = WINDOW * model.batch_size
 
     def file(self, path: Path, quiet: bool = True, split: Split[Any] | None = None) -> Iterator[Predictions]:
@@ -117,10 +118,11 @@ class InputPredictor:
         columns = self._model.task.columns
         names = [name for name in (columns.text, columns.text_pair, columns.label, *columns.marks) if name]
         rows = tables.whole_rows(path, header=not names or not all(map(tables.is_number, names)))
+        # A sentence may have several rows, and a reader may skip some, so only equal numbers pair.
         return rows if len(rows) == count else ()
 
     def task_split(self, path: Path) -> Split[Any] | None:
-        """Reads a file in the format of the training files; returns None for a pipe or a file of inputs."""
+        """Reads a file in the training files' format; returns None for a pipe or a file of inputs."""
         if _is_pipe(path) or self._input_form(path) != "task":
             return None
         return registry.read(self._model.task, path, label_required=False)
@@ -208,6 +210,7 @@ class InputPredictor:
         if self._form != "auto":
             return self._form
         form = input_lines.form_of_file(path)
+        # A .txt file may hold a table or CoNLL columns. With an option for lines of text, the user has decided.
         if form != "text" or self._words or self._skip or not self._model.task.has_layout(path):
             return form
         self._notes.add(f"{path} is read as the training files are (--form text reads a text on each line)")
@@ -272,7 +275,7 @@ class InputPredictor:
 
 
 def _columns(content: Any, form: str) -> Mapping[str, Any]:
-    """An input by column: the fields of an object, or the texts of a line."""
+    """Returns an input by column: an object's fields, or a line's texts."""
     if isinstance(content, str) and form == "jsonl":
         try:
             content = json.loads(content)
@@ -313,21 +316,21 @@ def predict(
     """Predicts texts with a fine-tuned checkpoint.
 
     Args:
-        inputs: Plain texts, whose tabs are white space, tuples of the two texts of a pair, and objects; or the path
-            of a file.
+        inputs: Plain texts, whose tabs are white space, tuples of two texts for pairs, and objects; or the path to a
+            file.
         columns: The columns in a task file or in objects, such as {"text": "review", "text_pair": "title"}, if the
             checkpoint does not record them.
-        average: The average in a checkpoint that is given by its path, as in open_checkpoint.
+        average: The average to read if the checkpoint is a path, as in open_checkpoint.
         quiet: Whether to show only warnings; by default, a terminal or notebook shows progress.
-        on_truncated: Receives the number of truncated inputs and the limit, instead of a line that reports them.
-        options: Those of PredictOptions.
+        on_truncated: Receives the number of truncated inputs and the limit, instead of a printed line.
+        options: The fields of PredictOptions.
 
     Returns:
         One object per input, in order. `bert-jax predict --help` lists its fields.
 
     Raises:
-        UserError: The checkpoint was not fine-tuned, an option is unknown or not used, or an input is empty,
-            incomplete or malformed; with on_error="skip" its result is {"error": ...} instead.
+        UserError: The checkpoint was not fine-tuned, an option is unknown or not used, or an input is empty, incomplete
+            or malformed; with on_error="skip" its result is {"error": ...} instead.
     """
     given = from_keywords(PredictOptions, options)
     if not isinstance(inputs, Path):
@@ -338,6 +341,7 @@ def predict(
     windows = predictor.file(inputs, quiet) if isinstance(inputs, Path) else predictor.objects(list(inputs), quiet)
     # All windows, before the remarks count what they hold.
     predictions = [prediction for window in windows for prediction in window]
+    # A caller that receives the number gets no remark about it.
     if on_truncated is not None:
         on_truncated(predictor.truncated, predictor.limit)
         predictor.truncated = 0

@@ -108,6 +108,7 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
         task = kind_class(kind)("own", columns=Columns(config.text, text_pair, label, marks))
         files = given
     task = replace(task, **_options(config, task))
+    # In the task's own order, with train first, however they were given.
     files = {split: files[split] for split in split_names(task.name) if split in files}
     tables.check_apart(files)
     return task, files
@@ -140,7 +141,7 @@ def _options(config: TaskConfig, task: Task) -> dict[str, Any]:
 
 
 def split_names(task_name: str) -> tuple[str, ...]:
-    """Returns the splits that a task may have: train, dev, test, and further ones of a named task."""
+    """Returns the splits that a task may have: train, dev, test, and a named task's further ones."""
     return tuple(TASKS[task_name].files) if task_name in TASKS else SPLITS
 
 
@@ -179,7 +180,7 @@ def find_split(task_name: str, folder: Path, split: str) -> Path | None:
 
 
 def find_folder(task_name: str, folder: Path, splits: Sequence[str] = ("train",)) -> Path:
-    """Finds the folder that holds these splits of a named task: below a folder, or the folder itself."""
+    """Finds the folder with these splits of a named task: below a folder, or the folder itself."""
     named = TASKS[task_name]
     tried = [*(folder / name for name in named.folders), folder]
     for candidate in tried:
@@ -193,7 +194,7 @@ def find_folder(task_name: str, folder: Path, splits: Sequence[str] = ("train",)
 
 
 def _find_files(named: NamedTask, config: TaskConfig, given: Mapping[str, Path]) -> dict[str, Path]:
-    """Finds the files of the splits that are not given."""
+    """Finds the files for splits that are not given."""
     needed = [split for split in named.files if split not in given]
     if not needed or (config.train and not config.data_dir):
         return {}

@@ -46,18 +46,18 @@ def is_beir(data: Path) -> bool:
 
 
 def measure_beir(data: Path, embed: Embed, skip_self: bool = False) -> tuple[dict[str, float], dict[str, int]]:
-    """Measures retrieval by dot products, over the queries that have a relevant document.
+    """Measures retrieval by dot products, over the queries with a relevant document.
 
     Args:
-        data: A qrels file, or the folder, of which qrels/test.tsv or qrels/dev.tsv is measured.
-        skip_self: Whether a document with the identifier of a query is left out of its hits, as in BEIR. Otherwise, a
-            note says how many queries have one.
+        data: A qrels file, or the folder, whose qrels/test.tsv or qrels/dev.tsv is measured.
+        skip_self: Whether to drop the document with the query's own identifier from its hits, as BEIR does. Otherwise,
+            a note says how many queries have one.
 
     Returns:
         The metrics of rank_metrics, and the numbers of queries and documents.
 
     Raises:
-        UserError: A file is missing or, at a line, malformed.
+        UserError: A file is missing, or a line is malformed.
     """
     folder = _folder(data)
     relevant = _read_qrels(data if data != folder else _default_qrels(folder))
@@ -79,6 +79,7 @@ def measure_beir(data: Path, embed: Embed, skip_self: bool = False) -> tuple[dic
             f"{count:,} of {len(texts):,} queries have the _id of a document, which may be among their hits, as in "
             "sentence-transformers; --skip_self leaves it out, as BEIR does"
         )
+    # With skip_self, one more hit replaces the query's own document.
     nearest = Nearest(embed(list(texts.values()), "query"), HITS + skip_self)
     documents = (document for place, document in enumerate(_read(folder, CORPUS)) if place in places)
     while chunk := list(itertools.islice(documents, DOCUMENTS_AT_ONCE)):
@@ -139,6 +140,7 @@ def _read(folder: Path, name: str) -> Iterator[tuple[str, str]]:
             values: Any = json.loads(line)
             identifier, text, title = values["_id"], values["text"], values.get("title") or ""
             if not all(isinstance(value, str) for value in (identifier, text, title)):
+                # Caught below, so that all malformed lines have one message.
                 raise TypeError
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise UserError(
@@ -210,7 +212,7 @@ def rank_metrics(
 
 
 def _best(scores: Float32[np.ndarray, "Q C"], k: int) -> Int64[np.ndarray, "Q K"]:
-    """Returns the columns of the k highest scores by row; of equal scores the first."""
+    """Returns the columns with each row's k highest scores; the first ones among equal scores."""
     if scores.shape[1] <= k:
         return np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
     best = np.argpartition(-scores, k - 1, axis=1)[:, :k]

@@ -1,7 +1,7 @@
-"""The content of a task's file, the rows that it becomes, and the batch that the model sees. Pure numpy.
+"""A task file's items, the rows that encode them, and the batch that the model sees. Pure numpy.
 
-In order: items (`Example`, `Sentence`, ...) and `Split`; `TaskBatch` and `TokenRows`, which makes it; then rows of
-texts and pairs, rows of several sequences side by side, and rows of words.
+In order: items (`Example`, `Sentence`, ...) and `Split`; `TokenRows`, which makes a `TaskBatch`; then rows for texts
+and pairs, for several sequences side by side, and for words.
 """
 
 import abc
@@ -177,7 +177,7 @@ class TokenRows:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TaskRows(TokenRows, Generic[Item]):
-    """The rows of a split. Kinds of tasks add their labels in subclasses."""
+    """A split's rows. Kinds of tasks add their labels in subclasses."""
 
     cut_part: ClassVar[str] = ""  # the parts of items that `truncated` counts; empty: items
     cut_option: ClassVar[str] = "max_length"  # the task option that limits the tokens
@@ -190,7 +190,7 @@ class TaskRows(TokenRows, Generic[Item]):
 
 
 class Taken(NamedTuple):
-    """The rows of a batch, and the indices of their tokens."""
+    """A batch's rows, and the indices of their tokens."""
 
     rows: Int64[np.ndarray, "B"]  # 0 for a filler
     filler: Bool[np.ndarray, "B"]
@@ -280,9 +280,12 @@ class EncodedPairs(NamedTuple):
 def encode_pairs(
     texts: Sequence[str], seconds: Sequence[str] | None, tokenizer: Tokenizer, max_length: int, side: str = RIGHT
 ) -> tuple[EncodedPairs, Bool[np.ndarray, "R"]]:
-    """Encodes texts or pairs; also returns which rows lost tokens.
+    """Encodes texts or pairs as rows with at most max_length tokens.
 
     Longer texts lose tokens first: their ends or, with another side, their beginnings (LEFT) or middles (MIDDLE).
+
+    Returns:
+        The rows, and whether each row lost tokens.
     """
     first = tokenizer.of_tasks.encode_many(texts)
     second = tokenizer.of_tasks.encode_many([""] * len(texts) if seconds is None else seconds)
@@ -297,7 +300,7 @@ def encode_pieces(
     max_length: int,
     side: str = RIGHT,
 ) -> tuple[EncodedPairs, Bool[np.ndarray, "R"], Int64[np.ndarray, "N"]]:
-    """Encodes texts that are already split into pieces, as encode_pairs; also returns the places of join_pairs.
+    """Encodes texts that are already split into pieces, as encode_pairs; also returns join_pairs' places.
 
     With another side than RIGHT, places count the pieces that are kept.
     """
@@ -323,9 +326,11 @@ def _cut(pieces: Pieces, sizes: Int64[np.ndarray, "R"], side: str) -> Texts:
     """Cuts texts to these sizes."""
     ids, offsets = pieces
     if side != MIDDLE:
+        # A text that loses its right side keeps its first pieces, one that loses its left side the last ones.
         return Texts(ids, offsets[:-1] if side == RIGHT else offsets[1:] - sizes, sizes)
     # The beginning keeps the odd piece.
     heads, tails = (sizes + 1) // 2, sizes // 2
+    # The head and the tail of each text alternate, so that they are adjacent in the result.
     starts = np.stack([offsets[:-1], offsets[1:] - tails], axis=1).ravel()
     remaining = ids[spans(starts, np.stack([heads, tails], axis=1).ravel())]
     return Texts(remaining, np.cumsum(sizes) - sizes, sizes)
@@ -334,13 +339,13 @@ def _cut(pieces: Pieces, sizes: Int64[np.ndarray, "R"], side: str) -> Texts:
 def encode_windows(
     texts: Sequence[str], seconds: Sequence[str] | None, tokenizer: Tokenizer, max_length: int
 ) -> tuple[EncodedPairs, Bool[np.ndarray, "K"], Int64[np.ndarray, "R"]]:
-    """Encodes texts or pairs as encode_pairs, but with a row for each window of a text that is too long.
+    """Encodes texts or pairs as encode_pairs, but with a row for each window over a text that is too long.
 
     Windows have equal lengths and distances, and neighbors share at least a quarter (OVERLAP). In a pair, the longer
     text has windows; the shorter one is whole in each row, or cut at its end if it exceeds half of the row.
 
     Returns:
-        The rows, which items lost tokens, and the item of each row.
+        The rows, whether each item lost tokens, and each row's item.
     """
     first = tokenizer.of_tasks.encode_many(texts)
     second = tokenizer.of_tasks.encode_many([""] * len(texts) if seconds is None else seconds)
@@ -350,9 +355,11 @@ def encode_windows(
     slides = lengths[0] > lengths[1]  # whether the first text has windows, else the second one
     length, size = np.where(slides, *lengths), np.where(slides, *sizes)
     further = np.maximum(length - size, 0)  # pieces after the first window
+    # The fewest windows in which neighbors share enough.
     counts = 1 + -(-further // np.maximum(size - size // OVERLAP, 1))
     items = np.repeat(np.arange(len(texts)), counts)
     numbers = np.arange(len(items)) - np.repeat(np.cumsum(counts) - counts, counts)
+    # The windows of a text are spread evenly: the first begins with the text, and the last ends with it.
     shifts = numbers * further[items] // np.maximum(counts - 1, 1)[items]
     sliding = slides[items]
     encoded, _ = join_pairs(
@@ -367,11 +374,11 @@ def encode_windows(
 def join_pairs(
     first: Texts, second: Texts, tokenizer: Tokenizer, paired: Bool[np.ndarray, "R"] | bool = True
 ) -> tuple[EncodedPairs, Int64[np.ndarray, "N"]]:
-    """Joins pairs of texts to rows; rows that are not paired have no second text.
+    """Joins texts in pairs to rows; rows that are not paired have no second text.
 
     Returns:
-        The rows, and the tokens' places: indices in the pieces of all first texts followed by all second texts; -1 for
-        tokens that are no pieces.
+        The rows, and each token's place: its index in the pieces of all first texts followed by all second texts; -1
+            for tokens that are no pieces.
     """
     begin = tokenizer.begin
     end = np.full(len(first.sizes), tokenizer.end)
@@ -564,6 +571,8 @@ def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int)
     sentences = [item.words for item in split.items]
     special = tokenizer.begin + tokenizer.end
     room = max_length - special
+    # In byte-level BPE, pieces include the space before a word, so a word within a sentence may have other pieces than
+    # alone.
     words_in_text = [word for words in sentences for word in tokenizer.as_in_text(words)]
     flat, piece_offsets = tokenizer.of_tasks.encode_many(words_in_text)
     # A word takes at least one position, for [UNK], and at most a row.
@@ -579,6 +588,7 @@ def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int)
                 used = 0
             used += sizes[word]
     word_rows = np.repeat(np.arange(len(first_words)), np.diff([*first_words, len(sizes)]))
+    # bincount sums in float64, which is exact for any number of pieces that fits in memory.
     lengths = np.bincount(word_rows, sizes).astype(np.int64) + special
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     before = np.concatenate([[0], np.cumsum(sizes)])  # pieces of all words before each word

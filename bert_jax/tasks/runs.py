@@ -136,6 +136,7 @@ class DistilledTask(DistilledObjective):
         # Without soft targets, the teacher only gives hidden states.
         if SOFT not in self.term_metrics:
             return terms, jnp.zeros(())
+        # Without a key, the teacher has no dropout.
         targets = self.base.outputs(models.teacher, batch, None)
         return terms, self.base.soft_sum(outputs, targets, batch, self.config.temperature)
 
@@ -156,6 +157,7 @@ def distilled_task(
     loaded = open_teacher(settings, vocabulary)
     teacher, kind = f"distill.teacher={settings.teacher}", loaded.task["kind"] if loaded.task else ""
     if settings.soft_weight and kind == task.kind:
+        # Before labels are compared, the teacher's outputs get the order of the student's labels.
         loaded = with_task_labels(loaded, task)
     described = f"a model of a task of kind {kind}" if kind else "no model of a task"
     theirs, ours = (tuple(labels or ()) for labels in ((loaded.task or {}).get("labels"), task.labels))
@@ -182,6 +184,7 @@ def distilled_task(
         }
     if message := next((message for message, refused in refusals.items() if refused), ""):
         raise UserError(message)
+    # Hidden states alone need no head of the teacher.
     heads = loaded.heads if settings.soft_weight else Heads()
     return distilled(DistilledTask, base, settings, student, loaded, heads)
 
@@ -219,7 +222,7 @@ class Data:
 
 
 class Kept:
-    """The data that settings of a sweep share: a task's files, an opened checkpoint, and the encoded data.
+    """The data that a sweep's settings share: a task's files, an opened checkpoint, and the encoded data.
 
     Only the last setting's data is kept, so that it does not add up in memory.
     """
@@ -232,6 +235,7 @@ class Kept:
         """Drops the data that this configuration does not share."""
         start = config.init_from, config.init_layers, config.init_average
         keys = {"files": config.task, "checkpoint": start, "data": (config.task, start)}
+        # Before anything new is made, so that two data sets are never in memory together.
         self._made = {name: made for name, made in self._made.items() if self._keys[name] == keys[name]}
         self._keys = keys
 
@@ -258,6 +262,7 @@ def prepare(
     Args:
         kept: Data of the last configuration; the parts that this one shares are not read or encoded again.
     """
+    # Mistakes in the configuration are reported before any file is read.
     _check(config, workdir)
     kept = kept or Kept()
     kept.keep_for(config)
@@ -305,6 +310,7 @@ def _read(config: TaskConfig, report: Report) -> tuple[Task, dict[str, Split]]:
     for path in files.values():
         for line in measurement.file_remarks(path):
             report(line)
+    # Before any file is read, which may take long.
     if config.submission:
         leaderboards.check(task, files)
     # The training file comes first, because its labels decide what the labels of the other files mean.
@@ -324,7 +330,7 @@ def _read(config: TaskConfig, report: Report) -> tuple[Task, dict[str, Split]]:
 
 
 def _check(config: FinetuneConfig, workdir: Location) -> None:
-    """Raises UserError for keys out of range, and for a workdir that holds other trials."""
+    """Raises UserError for keys out of range, and for a workdir with other trials."""
     check_batch_size(config.batch_size)
     if max(config.epochs, config.steps, config.budget_minutes) <= 0:
         raise UserError(f"config.epochs is {config.epochs}; use more than 0, or set steps or budget_minutes")
@@ -372,6 +378,7 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start, report: Repor
             report(f"{split.path} has no labels; it is not evaluated")
             continue
         rows[name] = task.encode(split, start.tokenizer)
+        # The training file is the first split, so the others are encoded with the options that follow from it.
         if name == "train":
             task = task.fitted(rows[name])
         counts[name] = measurement.counts(rows[name], task, start.tokenizer)
@@ -402,6 +409,7 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data, r
         trial: trials.settings(config, trial, task, rows.count, measured=bool(evaluators))
         for trial in trials.list_trials(config)
     }
+    # Trials differ only in their seeds, so the first one stands for all.
     steps = next(iter(every.values())).steps
     if rules.gradual_epochs(config.train_layers) is not None:
         layers = max(rules.stacks(bert.abstract_params(model, objective.heads)).values(), default=0)

@@ -56,6 +56,7 @@ class TaskObjective(Objective):
     @property
     def has_soft_targets(self) -> bool:
         """Whether a student can learn from a teacher's outputs: whether the kind defines soft_sum."""
+        # A kind that overrides soft_sum has soft targets, and needs no second declaration.
         return type(self).soft_sum is not TaskObjective.soft_sum
 
     def soft_sum(self, outputs: Any, teacher: Any, batch: TaskBatch, temperature: float) -> Scalar:
@@ -161,9 +162,10 @@ class Task(abc.ABC, Generic[Item, Rows]):
         """
 
     def has_layout(self, path: Path) -> bool:
-        """Whether a file that predict would read as lines of text is like the training files: its header is theirs."""
+        """Whether a file that predict would read as lines of text looks like a training file: by its header."""
         names = {name for name in (self.columns.text, self.columns.text_pair) if name and not is_number(name)}
         header = first_fields(path)
+        # A single field may be a text that happens to be spelled as the column.
         return len(header) > 1 and bool(names) and names <= {*header}
 
     @abc.abstractmethod
@@ -235,7 +237,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
         return Description({}, [])
 
     def metric_names(self, split: Split[Item], explicit: bool = False) -> tuple[str, ...]:
-        """Returns the names of everything that is measured on a labelled split.
+        """Returns the names of all values measured on a labelled split.
 
         Raises:
             UserError: The split cannot have a metric; if not `explicit`, unless it is only a default.
@@ -243,7 +245,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
         return (*self.metrics, "task_loss")
 
     def baseline(self, train: Rows, rows: Rows) -> tuple[str, dict[str, float]]:
-        """Returns the name of a prediction without a model, e.g. the majority class of `train`, and its metrics.
+        """Returns the name of a prediction without a model, e.g. the majority class in `train`, and its metrics.
 
         Both are empty if the kind has none.
         """
@@ -296,7 +298,7 @@ def choice_sums(
     weights: Float[Array, "B"],
     smoothing: float = 0.0,
 ) -> tuple[Scalar, Scalar]:
-    """Returns the cross-entropy of the correct choice, over the scores of present choices, and `correct`.
+    """Returns the cross-entropy of the correct choice among the present ones, and `correct`.
 
     Source: Radford et al. 2018, section 3.3; Devlin et al. 2019, section 4.4 (SWAG).
     """
@@ -306,6 +308,7 @@ def choice_sums(
     if smoothing:
         # Uniform over the present choices.
         losses = jnp.where(present, jax.nn.logsumexp(masked, axis=-1, keepdims=True) - masked, 0)
+        # A filler has no choice at all.
         uniform = losses.sum(axis=-1) / jnp.maximum(present.sum(axis=-1), 1)
         loss = (1 - smoothing) * loss + smoothing * (uniform * weights).sum()
     return loss, correct
@@ -350,6 +353,7 @@ def chain_sums(
     tagged = weights > 0
     loss = chain.log_partition(logits, tagged, sequence_ids, allowed)
     loss -= chain.score(logits, tags, tagged, sequence_ids, allowed)
+    # Decoding only measures accuracy, which has no gradient.
     best, _ = chain.decode(jax.lax.stop_gradient(logits), tagged, sequence_ids, allowed)
     return loss.sum(), ((best == tags) * weights).sum()
 

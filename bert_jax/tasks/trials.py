@@ -1,7 +1,7 @@
 """The trials of a fine-tuning, one for each seed.
 
-In order: the trials of a configuration and their settings, the result over all of them, the copy of the best one, and
-`train`, which trains and measures them one after another.
+In order: a configuration's trials and their settings, their common result, the copy of the best one, and `train`, which
+trains and measures them one after another.
 """
 
 import dataclasses
@@ -79,7 +79,7 @@ def list_trials(config: FinetuneConfig) -> list[Trial]:
 
 
 def check_workdir(config: FinetuneConfig, workdir: Location) -> None:
-    """Raises UserError for a workdir that holds another kind of trials."""
+    """Raises UserError if a workdir holds another kind of trials."""
     kinds = ("a run of one seed", "runs of several seeds", "a sweep")
     wanted = 2 if config.sweep else int(len(list_trials(config)) > 1)
     # The last kind that is there decides, because WORKDIR/config.json may also belong to the best of several runs.
@@ -127,6 +127,7 @@ def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measur
         config,
         seed=trial.seed,
         seeds=1,
+        # A budget in minutes ends the run, unless the number of steps is given too.
         steps=config.steps if config.budget_minutes > 0 else length,
         optimizer=dataclasses.replace(
             config.optimizer,
@@ -240,6 +241,7 @@ def summary(by_seed: Sequence[Metrics]) -> dict[str, dict[str, Any]]:
     statistics = {}
     for name in by_seed[0]:
         values = [metrics[name] for metrics in by_seed]
+        # The mean over the other seeds would not compare with a mean over all of them.
         known = not any(map(math.isnan, values))
         statistics[name] = {
             "mean": float(np.mean(values)) if known else None,
@@ -254,7 +256,7 @@ def _known(value: float) -> float | None:
 
 
 def table(content: Mapping[str, Any]) -> Table:
-    """Shows the metrics of a result by seed, next to published figures of another model."""
+    """Shows a result's metrics by seed, next to another model's published figures."""
     seeds, others = content["seeds"], registry.FIGURES.get(content["task"])
     caption = f"another model: published figures of {others.source}" if others else None
     title = f"{content['task']}: {len(seeds)} seed(s)"

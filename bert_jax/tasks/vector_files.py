@@ -36,13 +36,14 @@ TEXTS_AT_ONCE = 4096  # encoded and embedded together; it bounds the memory of l
 
 
 def converted(vectors: np.ndarray, dtype: str, flag: str) -> np.ndarray:
-    """Converts vectors to the dtype that a flag sets; returns the same array if it has that dtype already.
+    """Converts vectors to a flag's dtype; returns the same array if it has that dtype already.
 
     Raises:
         UserError: A finite value becomes infinite.
     """
     if vectors.dtype == dtype:
         return vectors
+    # The check below reports an overflow, and the flag that avoids it.
     with np.errstate(over="ignore"):
         result = vectors.astype(dtype)
     # In parts, because the masks of a whole array may not fit in memory next to it.
@@ -89,6 +90,7 @@ def write_vectors(
         _check_job(folder, job)
         # Shards appear whole, by rename, so that all of those which exist are complete.
         names = sorted(path.name for path in folder.glob(f"vectors-*.{format}"))
+        # Skips the texts of complete shards. They are counted, because the last shard may be smaller.
         count, width = sum(1 for _ in islice(texts, len(names) * shard_size)), 0
         while shard := _next_shard(texts, embed, shard_size, dtype):
             name = f"vectors-{len(names):05}.{format}"
@@ -116,6 +118,7 @@ def write_vectors(
 def _check_job(folder: Path, job: Mapping[str, Any]) -> None:
     """Writes job.json to an empty folder; raises UserError for a folder with another job or none."""
     if not (folder / JOB).exists():
+        # This call has just created the lock.
         if any(path.name != LOCK for path in folder.iterdir()):
             raise UserError(
                 f"{folder} exists and was not left by an interrupted run. Move it, or choose another --output"

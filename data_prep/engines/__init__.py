@@ -24,12 +24,12 @@ def run(
     """Runs the units of the job in `directory`. Memory does not grow with the number of units.
 
     Args:
-        name: one of build_options.ENGINES.
-        workers: number of processes; 0: all available.
-        options: the engine's own flags, in one string.
+        name: One of build_options.ENGINES.
+        workers: Number of processes; 0: all available.
+        options: The engine's own flags, in one string.
 
     Raises:
-        UserError: for a mistake in the options, a missing package or service, and killed workers; the finished units
+        UserError: An option has a mistake, a package or service is missing, or workers were killed; the finished units
             are kept.
     """
     if name == "local":

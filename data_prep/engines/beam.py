@@ -37,14 +37,15 @@ _SECONDS_TO_STOP = 30.0
 
 
 def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, options: str) -> Iterator[UnitRecord]:
-    """Runs units in one Beam pipeline; workers is the number of DirectRunner processes, 0 for one per core.
+    """Runs units in one Beam pipeline.
 
     Args:
-        options: pipeline options (--runner=DataflowRunner --project=...), and --exchange=FOLDER for the text and the
+        workers: DirectRunner processes; 0: one per core.
+        options: Pipeline options (--runner=DataflowRunner --project=...), and --exchange=FOLDER for the text and the
             results while the job runs; by default a folder in `directory`.
 
     Raises:
-        UserError: if the pipeline fails.
+        UserError: The pipeline fails.
     """
     parser = Parser(
         "bert-jax build-examples --engine beam --engine_options",
@@ -69,6 +70,7 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
         exchange.write(TOKENIZER, pack_tokenizer(directory))
         task = functools.partial(_do, work, job, exchange.address)
         with _started(task, sorted(waiting), workers or cores(), flags) as answer:
+            # The results are listed once more after the answer, because the last ones may have appeared just before it.
             ended = False
             while not ended:
                 ended = answer.poll(_REMOTE_POLL_SECONDS if "://" in exchange.address else _LOCAL_POLL_SECONDS)
@@ -93,6 +95,7 @@ def _started(task: Callable[[str], None], names: list[str], workers: int, flags:
     answer, to_answer = context.Pipe(duplex=False)
     process = context.Process(target=_run_pipeline, args=(task, names, workers, flags, to_answer))
     process.start()
+    # This process's copy would keep the pipe open, so that the death of the other process would go unnoticed.
     to_answer.close()
     try:
         yield answer
@@ -163,6 +166,7 @@ def _run_pipeline(
         else:
             threading.__excepthook__(failed)
 
+    # A process group of its own, so that the pipeline and its workers can be killed together.
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, stop)

@@ -69,11 +69,13 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
         while pending:
             yield next_record()
     except ray.exceptions.RayTaskError as error:
+        # The worker's own error, such as a UserError, instead of Ray's report of it.
         raise error.cause from error
     except ray.exceptions.RayError as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"Ray could not finish a unit ({lines[0]}); {KEPT}") from None
     finally:
+        # A connection that existed before stays open, so its tasks would run on.
         for reference in pending:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.cancel(reference, force=True)
@@ -127,6 +129,7 @@ class _HeldSignals:
 
     def release(self) -> None:
         """Restores the original handlers and passes them the first signal that arrived."""
+        # Handlers first, because the signal must reach the original one.
         while self._handlers:
             signal.signal(*self._handlers.popitem())
         if self._seen:

@@ -75,6 +75,7 @@ def do_unit(work: Work, job: str, tokenizer: Callable[[], bytes], unit: Unit) ->
     with _one_unit:
         if job not in _known:
             _known[job] = Path(tempfile.gettempdir()) / f"bert_jax_{os.urandom(8).hex()}", tokenizer()
+        # The folder is removed after each unit, because nothing tells a worker that a job has ended.
         folder, packed_tokenizer = _known[job]
         folder.mkdir(mode=0o700)
         try:
@@ -93,6 +94,7 @@ def put_in_place(directory: Path, packed: bytes) -> UnitRecord:
     """Writes a unit's files into the job's folder, its record last, and returns the record."""
     files = unpack_files(packed)
     (name,) = (path for path in files if path.parent == unit_folder(Path()) and path.suffix == ".json")
+    # The record comes last, because it says that all other files of the unit are complete.
     for path in sorted(files, key=lambda path: path == name):
         write_atomic(directory / path, files[path])
     return UnitRecord(**json.loads(files[name]))

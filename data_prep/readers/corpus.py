@@ -222,6 +222,7 @@ def _sources(pattern: str, weight: float) -> list[Source]:
         may_be_name = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", pattern)
         hint = f"; hf:{pattern} is a data set of the Hugging Face Hub" if may_be_name else ""
         raise UserError(f"--input {pattern!r} matches no file. Check the path, and quote the pattern{hint}")
+    # DIR/* means the files in a folder, so its inner folders are no mistake.
     only_stars = set(pattern.rpartition("/")[2]) == {"*"}
     sources = []
     for match in matches:
@@ -281,6 +282,7 @@ class Corpus:
                     yield from self._texts(source, number)
 
     def _texts(self, source: Source, number: int) -> Iterator[bytes]:
+        # The last pass of a weight such as 2.5 reads half of the documents.
         share = min(1.0, source.weight - number)
         before = self.bytes_read
         for item in self._items(source):
@@ -296,6 +298,7 @@ class Corpus:
                 raise item
             if not number:  # counts a document once: later passes hold copies
                 self.refused[item.reason] += 1
+        # Readers may stop early, or not report all bytes, so each source ends at its full size.
         self.bytes_read = before + source.bytes
 
     def _items(self, source: Source) -> Items:
@@ -311,7 +314,7 @@ class Corpus:
 
 
 def _is_sampled(document: bytes, share: float) -> bool:
-    """Samples a share of the documents by the second half of their hash; the first half chooses eval documents."""
+    """Samples a share of the documents by their hash's second half; the first half chooses eval documents."""
     digest = hashlib.blake2b(document, digest_size=16).digest()
     return int.from_bytes(digest[8:]) < math.floor(fractions.Fraction(share) * (1 << 64))
 

@@ -93,6 +93,7 @@ def parquet_pattern(address: str) -> str:
             f"Check the name, log in (hf auth login), or {files}"
         )
     if config is None:
+        # As in `datasets`: the only configuration, or the one that is called default.
         config = configs[0] if len(configs) == 1 else "default"
     if config not in configs:
         raise UserError(f"{address} needs a configuration; choose from hf:{name}:CONFIG with {', '.join(configs)}")

@@ -69,7 +69,8 @@ def _lines(path: str, on_read: OnRead) -> Iterator[tuple[int, str]]:
 
 
 def _csv_rows(path: str, on_read: OnRead) -> Iterator[tuple[int, list[str] | Refusal]]:
-    """Yields the numbers of rows' first lines and their fields, or a Refusal for a row that is not CSV."""
+    """Yields each row's first line number and its fields, or a Refusal for a row that is not CSV."""
+    # The csv module refuses fields of more than 128 KiB by default.
     csv.field_size_limit(plain_text.MAX_DOCUMENT_BYTES)
     content = (f"{line}\n" for _, line in _lines(path, on_read))
     first = next(content, "")
@@ -80,6 +81,7 @@ def _csv_rows(path: str, on_read: OnRead) -> Iterator[tuple[int, list[str] | Ref
         try:
             fields = next(reader, None)
         except csv.Error as error:
+            # Such a field ends the file. After any other error, reading continues with the next row.
             if "field limit" in str(error):
                 raise too_long(place) from None
             yield number, Refusal("bad_row", place, f"not CSV ({error})", _ADVICE[","])

@@ -82,6 +82,7 @@ def _recognize_markup(text: bytes, cut: bool) -> str:
         return ""
     text = _NO_ELEMENT.sub(b"", text).strip()
     if cut:
+        # The last tag may be incomplete.
         text = text[: max(text.rfind(b"<"), 0)]
     first = _TAG.match(text)
     if first is None:
@@ -194,10 +195,10 @@ _EXTRAS = {"warc": (("resiliparse",), "warc"), "mediawiki": (("mwparserfromhell"
 
 
 def format_by_name(path: str, chosen: str = "auto") -> str:
-    """Returns a file's format, one of FORMATS: the chosen one, or if that is "auto", the one of its name.
+    """Returns a file's format, one of FORMATS: the chosen one or, if that is "auto", the one its name implies.
 
     Raises:
-        Refusal: The name is that of an unsupported format.
+        Refusal: The name implies an unsupported format.
     """
     if chosen != "auto":
         return chosen
@@ -262,10 +263,11 @@ def _other_format(
 
 
 def _recognize(head: bytes) -> tuple[str, str]:
-    """Returns the kind of content and the format that reads it, if any; both are empty for text."""
+    """Recognizes the kind of content and the format that reads it, if any; both are empty for text."""
     head = head[:HEAD_BYTES]
     text, cut = head.removeprefix(BYTE_ORDER_MARK).lstrip(), len(head) == HEAD_BYTES
     lowered = text.lower()
+    # The first bytes of binary formats come before any white space; markup may follow some.
     for table, start in ((_MAGIC, head), (_MARKUP, lowered)):
         for content, format, pattern in table:
             if pattern.match(start):
@@ -285,6 +287,7 @@ def _is_table(head: bytes, delimiter: str, cut: bool) -> bool:
     """Whether text, which may be cut, is a header with column names and then rows with as many fields."""
     lines = [f"{line}\n" for line in re.split("\r\n?|\n", head.decode("utf-8", "replace"))]
     names = lines[0].strip().split(delimiter)
+    # A line of prose also has commas, but seldom only distinct short parts that begin with a letter.
     if len(names) < 2 or len(set(names)) < len(names) or not all(map(_COLUMN_NAME.fullmatch, names)):
         return False
     quotes = None if delimiter == "\t" else '"'
@@ -323,7 +326,7 @@ _RETURNS = re.compile(rb"\r+\n?")
 
 
 def _line_feeds(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Writes all line ends as LF: CR of old Macs, CRLF, and CRCRLF of text that was converted twice."""
+    """Writes all line ends as LF: CR (old Macs), CRLF, and CRCRLF (text that was converted twice)."""
 
     def feeds(match: re.Match[bytes]) -> bytes:
         return b"\n" * (len(match[0]) - match[0].endswith(b"\n"))

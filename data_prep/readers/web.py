@@ -58,7 +58,7 @@ _LONGEST_MATCH = 64  # more bytes than both patterns match
 
 
 class _Buffer:
-    """The part of a file that has been read and not used."""
+    """The part of a file that was read but is not used yet."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self.content = bytearray()
@@ -79,6 +79,7 @@ class _Buffer:
         while begin < last:
             if match := pattern.search(self.content, begin):
                 return match.span()
+            # A match may begin in what has been read already, and end in the next block.
             begin = max(begin, len(self.content) - _LONGEST_MATCH)
             if not self.fill(len(self.content) + 1):
                 break
@@ -95,7 +96,7 @@ class _Buffer:
 
 
 def _records(path: str, blocks: Iterator[bytes]) -> Iterator[tuple[dict[str, str], bytes | None]]:
-    """Yields the headers and content of records, with None for content that is too long for a document."""
+    """Yields records' headers and content; the content is None if it is too long for a document."""
     buffer = _Buffer(blocks)
     truncated = damaged(path, ValueError("truncated"))
     while buffer.fill(1):
@@ -109,6 +110,7 @@ def _records(path: str, blocks: Iterator[bytes]) -> Iterator[tuple[dict[str, str
         headers = _headers(bytes(buffer.content[:begin]))
         stated = headers.get("content-length", "")
         length = int(stated) if re.fullmatch("[0-9]{1,18}", stated) else None
+        # Content of this length is skipped block by block, and never in memory as a whole.
         if length is not None and length > plain_text.MAX_DOCUMENT_BYTES:
             yield headers, None
             if not buffer.skip(begin + length):
@@ -117,6 +119,7 @@ def _records(path: str, blocks: Iterator[bytes]) -> Iterator[tuple[dict[str, str
         end = begin + (length or 0)
         is_whole = buffer.fill(end)
         buffer.fill(end + _LONGEST_MATCH)
+        # After a correct length comes the next record, or nothing at the end of the file.
         following = bytes(buffer.content[end : end + _LONGEST_MATCH]).lstrip(b"\r\n")
         if length is None or not is_whole or not b"WARC/".startswith(following[:5]):
             # The length is wrong. The record ends where the next one begins, or at the end of a file that is complete.
@@ -136,6 +139,7 @@ def _headers(head: bytes) -> dict[str, str]:
     """Returns the headers by lower-case name; the first of several with one name."""
     headers: dict[str, str] = {}
     text = re.sub(r"\r?\n[ \t]+", " ", head.decode("utf-8", "replace"))  # a line may be continued on the next one
+    # In reverse, so that the first of several equal names is stored last.
     for line in reversed(re.split(r"\r?\n", text)[1:]):
         name, _, value = line.partition(":")
         headers[name.strip().lower()] = value.strip()
@@ -160,6 +164,7 @@ def _http_page(content: bytes, place: str) -> Item:
     body = content[begin:]
     codings = f"{headers.get('content-encoding', '')},{headers.get('transfer-encoding', '')}".lower().split(",")
     try:
+        # Codings are listed in the order in which they were applied, and transfer codings come after content codings.
         for coding in reversed(codings):
             body = _without_coding(body, coding.strip())
     except (zlib.error, OSError, ValueError) as error:
@@ -192,6 +197,7 @@ def _without_coding(body: bytes, coding: str) -> bytes:
                 name = "brotli" if coding == "br" else coding
                 return bytes(pa.CompressedInputStream(pa.BufferReader(body), name).read(size))
     except (zlib.error, OSError):
+        # Text has no control characters, so a body without them was decoded by the crawler.
         if len(body.translate(None, CONTROLS)) != len(body):
             raise
     return body  # no coding that changes it, or it is decoded already
@@ -262,6 +268,7 @@ def _keep_lists(tree: Any) -> None:
     """Lowers lists of text to where resiliparse does not take them for menus, as it does all just below <body>."""
     for unordered in tree.body.query_selector_all("body > ul, body > * > ul") if tree.body else ():
         links = sum(len(link.text) for link in unordered.query_selector_all("a"))
+        # A list whose text is mostly links is a menu.
         if 2 * links < len(unordered.text):
             for _ in range(_MENU_DEPTH):
                 division = tree.create_element("div")

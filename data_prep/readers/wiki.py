@@ -148,6 +148,7 @@ class WikitextReader:
             case "Wikilink":
                 title = str(node.title).strip()
                 namespace = title.partition(":")[0].strip().lower().replace("_", " ") if ":" in title else ""
+                # [[:Category:X]] has no namespace here: the colon in front makes it an ordinary link.
                 is_language = node.text is None and _LANGUAGE_LINK.match(title)
                 if namespace in self._hidden or _MEDIA.match(title) or is_language:
                     return ""
@@ -232,7 +233,7 @@ def without_open_tables(text: str) -> str:
 
 
 def _first_variants(text: str) -> str:
-    """Keeps the first variant in -{zh-hans:...;zh-hant:...}- (https://www.mediawiki.org/wiki/Writing_systems/Syntax)."""
+    """Keeps the first variant in -{zh-hans:a;zh-hant:b}- (https://www.mediawiki.org/wiki/Writing_systems/Syntax)."""
     # A stack instead of nested regular expressions, so that the time is linear.
     outer: list[list[str]] = []  # the text before each open -{
     parts: list[str] = []

@@ -1,6 +1,6 @@
-"""Multiple choice: which of several texts that may follow a context is correct.
+"""Multiple choice: which text, among several that may follow a context, is correct.
 
-First the items and the meaning of their labels, then `ChoiceTask`, its objective and rows.
+First the items and what their labels mean, then `ChoiceTask`, its objective and rows.
 """
 
 import re
@@ -61,6 +61,7 @@ def checked_choices(source: Path, line: int, values: Sequence[Any]) -> tuple[str
             raise UserError(
                 f"{source} line {line}: choices is {values!r:.60}; expected a list of texts, none of them empty"
             )
+    # In a list, all texts are choices. In columns, an empty value is an absent choice, because some items have fewer.
     choices = tuple(_text(source, line, value) for value in values)
     if sum(bool(text) for text in choices) < 2:
         raise UserError(f"{source} line {line} has fewer than two choices (task.choices). Give it two or more")
@@ -80,6 +81,7 @@ def _by_place(item: MultipleChoice, first: int = 0) -> int | None:
         place = int(label) - first
     elif re.fullmatch("[A-Z]", label):
         place = ord(label) - ord("A")
+    # An absent choice cannot be the correct one.
     return place if 0 <= place < len(item.choices) and item.choices[place] else None
 
 
@@ -91,7 +93,7 @@ _READINGS: dict[str, Callable[[MultipleChoice], int | None]] = {
 
 
 def label_meaning(items: Sequence[MultipleChoice]) -> str:
-    """The meaning of a file's labels that are not numbers.
+    """Decides what a file's labels mean, as far as they are not numbers.
 
     TEXTS if every label is the text of a choice, else PLACES if every label is an index or a letter, or FROM_ONE if
     some are letters and the others numbers, none of them 0 (as in ARC); empty if there are no such labels, or both
@@ -101,6 +103,7 @@ def label_meaning(items: Sequence[MultipleChoice]) -> str:
     labels = {item.label or "" for item in items}
     mixed = any(map(re.compile("[A-Z]").fullmatch, labels)) and any(label.isdecimal() for label in labels)
     other = PLACES if mixed and "0" not in labels else FROM_ONE
+    # A file's numbers count either from 0 or from 1, so only one of the two readings is tried.
     for meaning, read in _READINGS.items():
         if meaning != other and written and all(read(item) is not None for item in written):
             return meaning
@@ -114,13 +117,20 @@ def _meaning(items: Sequence[MultipleChoice], trained: str) -> str:
 
 
 def correct_choices(source: Path, items: Sequence[MultipleChoice], meaning: str) -> list[int]:
-    """The index of the correct choice, for all items in a file.
+    """Finds the index of each item's correct choice, for all items in a file.
 
-    Numbers are indices, from 0 unless the meaning is FROM_ONE. The other labels have this meaning (label_meaning of the
-    training file, or else of this one), if all of them can. Otherwise each item decides. Raises UserError, with file
-    and line, for a label that is not a choice, and, if items decide, for one that is the index of one choice and the
-    text of another.
+    Numbers are indices, from 0 unless the meaning is FROM_ONE. The other labels have the given meaning if all of them
+    can have it. Otherwise each item decides.
+
+    Args:
+        source: The file, for messages.
+        meaning: label_meaning of the training file; empty: this file's own.
+
+    Raises:
+        UserError: A label is not a choice or, if items decide, it is one choice's index and another one's text. The
+            message names the line.
     """
+    # One meaning for the whole file, if it fits all labels.
     if meaning := _meaning(items, meaning):
         places = [_READINGS[meaning](item) for item in items]
         if None not in places:
@@ -134,6 +144,7 @@ def correct_choices(source: Path, items: Sequence[MultipleChoice], meaning: str)
             )
     correct = []
     for item in items:
+        # Both readings of the label, at least one of which exists.
         possible = [place for place in (_by_text(item), _by_place(item)) if place is not None]
         if len(set(possible)) > 1:
             raise UserError(
@@ -173,9 +184,11 @@ class ChoiceTask(ChoiceOptions, PooledTask[MultipleChoice, "ChoiceRows"]):
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[MultipleChoice]:
         """Reads items of a table (read_records): context, start and label from the columns text, text_pair, label.
 
-        An empty value in one of several columns of choices is an absent choice. A file without the label column, or
-        whose labels are all empty, null or -1, is read as unlabelled unless label_required. Raises UserError, with file
-        and line, for missing columns and for an item with fewer than two choices.
+        An empty value in one of several columns of choices is an absent choice. Unless label_required, a file without
+        the label column, or whose labels are all empty, null or -1, is read as unlabelled.
+
+        Raises:
+            UserError: A column is missing, or an item has fewer than two choices. The message names the line.
         """
         names = self.choice_columns
         if len(names) == 1 and not is_stored(path):
@@ -196,6 +209,7 @@ class ChoiceTask(ChoiceOptions, PooledTask[MultipleChoice, "ChoiceRows"]):
             else:  # Parquet holds integers as floats if some are missing
                 is_integer = isinstance(label, float) and label == int(label)
                 written = str(int(label)) if is_integer else str(label).strip()
+            # Only typed files tell a number from a text of digits.
             numbered = written is not None and not isinstance(label, str)
             start, context = _text(path, line, start), _text(path, line, context)
             items.append(MultipleChoice(context, start, checked_choices(path, line, texts), written, line, numbered))
@@ -228,6 +242,7 @@ class ChoiceTask(ChoiceOptions, PooledTask[MultipleChoice, "ChoiceRows"]):
         Raises UserError, with file and line, for a label that is not one of the item's choices.
         """
         pairs = [
+            # The common beginning belongs to each choice, so that the second text is whole.
             [(item.context, f"{item.start} {text}".lstrip()) if text else None for text in item.choices]
             for item in split.items
         ]
@@ -260,7 +275,7 @@ class ChoiceTask(ChoiceOptions, PooledTask[MultipleChoice, "ChoiceRows"]):
         return ChoiceObjective(pooling=self.pooling, smoothing=self.label_smoothing)
 
     def measure(self, rows: "ChoiceRows", answers: Sequence[Float[np.ndarray, "K"]]) -> dict[str, float]:
-        """The metrics, from the scores of each item's choices."""
+        """Computes the metrics from the scores of each item's choices."""
         return compute_metrics(CLASSIFICATION_METRICS, self.metrics, rows.labels, np.stack(answers).argmax(axis=-1))
 
     def predictions(self, rows: "ChoiceRows", answers: Sequence[Float[np.ndarray, "K"]]) -> list[dict[str, Any]]:
@@ -286,7 +301,7 @@ class ChoiceLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class ChoiceObjective(SoftClassObjective):
-    """Cross-entropy with a softmax over the scores of the choices that are present."""
+    """Cross-entropy with a softmax over the scores of present choices."""
 
     pooling: str = "cls"
     smoothing: float = 0.0
@@ -300,6 +315,7 @@ class ChoiceObjective(SoftClassObjective):
         present = batch.labels.present
         vectors = pooled_vectors(model, separated(batch, present), dropout_key)
         scores = choice_logits(model, vectors, dropout_key)[:, 0]
+        # Masked here and not only in the loss, because soft targets are computed from the outputs alone.
         return jnp.where(present, scores.reshape(present.shape), IMPOSSIBLE)
 
     def loss_terms(self, model: Bert, outputs: Float[Array, "B S"], batch: TaskBatch) -> Terms:

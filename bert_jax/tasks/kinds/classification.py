@@ -106,6 +106,7 @@ class TextTask(LayerMix, Truncation, PooledTask[Example, LabelledRows]):
         Some vocabularies put two separators between the texts. A row over max_length loses pieces of its longer text
         (encode_pairs); with windows, such an example has several rows (encode_windows), whose weights sum to 1.
         """
+        # All items are texts, or all are pairs: the column decides in a file, and `parse` checks other inputs.
         paired = split.items[0].text_pair is not None
         texts = [example.text for example in split.items]
         seconds = [example.text_pair or "" for example in split.items] if paired else None
@@ -113,6 +114,7 @@ class TextTask(LayerMix, Truncation, PooledTask[Example, LabelledRows]):
         weights = np.full(len(texts), float(split.labelled), np.float32)
         if self.truncation in WINDOWS:
             encoded, cut, items = encode_windows(texts, seconds, tokenizer, self.max_length)
+            # Windows share the weight of their example, so that a long text trains the model no more than a short one.
             labels, weights = labels[items], (weights / np.bincount(items))[items].astype(np.float32)
             row_items = tuple(items.tolist())
         else:
@@ -128,16 +130,17 @@ class TextTask(LayerMix, Truncation, PooledTask[Example, LabelledRows]):
         )
 
     def by_item(self, rows: LabelledRows, values: Float[np.ndarray, "R *shape"]) -> Float[np.ndarray, "K *shape"]:
-        """The mean, or with windows_max the maximum, of the values of each item's windows."""
+        """Returns the mean, or with windows_max the maximum, over each item's windows."""
         if rows.row_items is None or rows.count == len(rows.split.items):
             return values
         if self.truncation == "windows_max":
             return np.maximum.reduceat(values, rows.first_rows, axis=0)
+        # One divisor for each item, which is broadcast over the classes.
         counts = np.bincount(rows.items()).reshape(-1, *[1] * (values.ndim - 1))
         return np.add.reduceat(values, rows.first_rows, axis=0) / counts
 
     def targets(self, split: Split[Example]) -> Shaped[np.ndarray, "R *shape"]:
-        """The class or score per text; 0 without labels."""
+        """Returns each text's class or score; 0 without labels."""
         if not split.labelled:
             return np.zeros(len(split.items), self.label_dtype)
         values = [self.label_value(split, example.line, example.label or "") for example in split.items]
@@ -153,13 +156,14 @@ class TextTask(LayerMix, Truncation, PooledTask[Example, LabelledRows]):
         remarks = [f"{split.path}: {empty} of {examples} examples have an empty text"] if empty else []
         if (long := int((np.bincount(rows.items()) > 1).sum())) and rows.row_items:
             remarks.append(
+                # All other examples have one row each.
                 f"{split.path}: {long} of {examples} examples are longer than task.max_length={self.max_length} "
                 f"tokens, and have {rows.count - examples + long} windows"
             )
         return Description({"empty_texts": empty}, remarks + (self.constant_labels(rows) if split.labelled else []))
 
     def constant_labels(self, rows: LabelledRows) -> list[str]:
-        """A warning if all labels are equal, with the metrics that this leaves undefined."""
+        """Warns if all labels are equal, and names the metrics that this leaves undefined."""
         if not (rows.labels == rows.labels[0]).all():
             return []
         undefined = " and ".join(name for name in self.metrics if name in UNDEFINED_OF_ONE)
@@ -221,6 +225,7 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
             labels = {example.label or "" for example in train.items}
             if len(labels) < 2:
                 raise UserError(f"{train.path}: every label is {labels.pop()!r}; classification needs two or more")
+            # A column of texts or numbers has nearly as many values as lines.
             if len(labels) > max(50, len(train.items) // 2):
                 raise UserError(
                     f"{train.path} has {len(labels)} different labels in {len(train.items)} lines; is task.label "
@@ -233,13 +238,14 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
         return replace(task, class_weight_values=weights).with_metrics()
 
     def default_metrics(self) -> tuple[str, ...]:
+        # f1 is of one class: the given one, or 1 of 0 and 1, as in GLUE.
         return ("accuracy", "f1") if self.positive or self.labels == ("0", "1") else ("accuracy", "macro_f1")
 
     def objective(self) -> TaskObjective:
         return ClassObjective(len(self.labels), self.pooling, self.layer_mix, self.costs)
 
     def measure(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
-        """The metrics, from logits f32[C] per row."""
+        """Computes the metrics from logits f32[C] by row."""
         functions = self.known_metrics
         if self.positive:
             # f1, precision and recall of this class instead of class 1.
@@ -252,6 +258,7 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
         }
 
     def baseline(self, train: LabelledRows, rows: LabelledRows) -> tuple[str, dict[str, float]]:
+        # As logits, whose softmax gives each class its share. The small number keeps a class without rows finite.
         counts = np.bincount(train.labels.astype(int), minlength=len(self.labels))
         return "majority class", self.measure(rows, [np.log(counts + 1e-9)] * rows.count)
 
@@ -267,10 +274,11 @@ class ClassificationTask(ClassificationOptions, LabelTask[Example, LabelledRows]
     def _shares(
         self, rows: LabelledRows, answers: Sequence[np.ndarray]
     ) -> tuple[Float[np.ndarray, "K C"], Int64[np.ndarray, "K"]]:
-        """The probabilities and the most probable class of each item."""
+        """Computes each item's probabilities and its most probable class."""
         scores = np.stack(answers).astype(np.float64)
         shares = self.by_item(rows, softmax(scores, axis=-1))
         if len(shares) == len(scores):
+            # By the logits, because the softmax may round two of them to equal probabilities.
             return shares, scores.argmax(axis=-1)
         # The maxima of windows do not sum to 1.
         return shares / shares.sum(axis=-1, keepdims=True), shares.argmax(axis=-1)
@@ -293,6 +301,7 @@ class RegressionTask(RegressionOptions, ScaledTask[Example, LabelledRows], TextT
         return replace(super().encode(split, tokenizer), scale=self.scale)
 
     def label_value(self, split: Split[Example], line: int, label: str) -> float:
+        # parse_number returns infinity for other texts, and NaN compares as false.
         value = parse_number(label)
         if not abs(value) <= LARGEST:
             raise UserError(f"{split.path} line {line}: {label!r} is not a number, but the task is a regression")
@@ -302,11 +311,12 @@ class RegressionTask(RegressionOptions, ScaledTask[Example, LabelledRows], TextT
         return RegressionObjective(1, self.pooling, self.layer_mix)
 
     def measure(self, rows: LabelledRows, answers: Sequence[Any]) -> dict[str, float]:
-        """The metrics, from one standardized score per row."""
+        """Computes the metrics from one standardized score by row."""
         numbers = self.by_item(rows, self.in_units(np.stack(answers)))
         return compute_metrics(self.known_metrics, self.metrics, rows.item_labels, numbers)
 
     def baseline(self, train: LabelledRows, rows: LabelledRows) -> tuple[str, dict[str, float]]:
+        # measure expects answers as the model gives them, standardized.
         mean = (np.mean(train.labels, dtype=np.float64) - self.target_mean) / self.target_std
         return "mean", self.measure(rows, [mean] * rows.count)
 
@@ -342,6 +352,7 @@ class ClassObjective(TextObjective, SoftClassObjective):
         return {"task": Term(loss, {"accuracy": correct})}
 
     def counts(self, batch: TaskBatch) -> Counts:
+        # Class weights are part of the denominator, too (ClassCosts).
         return {"task": self.costs.weigh(batch.labels, batch.label_weights).sum()}
 
 
@@ -377,6 +388,7 @@ class MultiLabelTask(MultiLabelOptions, NamedLabelsTask[Any, LabelledRows], Text
 
     def replace_labels(self, split: Split[Any], names: Mapping[str, str]) -> Split[Any]:
         items = (
+            # Two labels of a text may become the same one.
             item._replace(labels=item.labels and tuple(dict.fromkeys(names.get(label, label) for label in item.labels)))
             for item in split.items
         )
@@ -424,7 +436,7 @@ class MultiLabelTask(MultiLabelOptions, NamedLabelsTask[Any, LabelledRows], Text
         return description._replace(counts=description.counts | {"labels": int(rows.item_labels.sum())})
 
     def constant_labels(self, rows: LabelledRows) -> list[str]:
-        """A warning about labels that no text has, or every one."""
+        """Warns about labels that no text has, or every one."""
         constant = [self.labels[index] for index in np.flatnonzero(np.ptp(rows.labels, axis=0) == 0)]
         shown = ", ".join(constant[:5]) + (" ..." if len(constant) > 5 else "")
         return [f"{rows.split.path}: no text or every text has {shown}, so its AUROC is left out"] if constant else []
@@ -433,19 +445,21 @@ class MultiLabelTask(MultiLabelOptions, NamedLabelsTask[Any, LabelledRows], Text
         return MultiLabelObjective(len(self.labels), self.pooling, self.layer_mix)
 
     def measure(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
-        """The metrics, from logits f32[C] per row.
+        """Computes the metrics from logits f32[C] by row.
 
         If the task has no thresholds yet, they are calibrated on these rows and returned as `threshold/LABEL`.
         """
         shares, labels = self.by_item(rows, expit(np.stack(answers).astype(np.float64))), rows.item_labels > 0
         if self.threshold or self.thresholds:
             return multilabel_metrics(self.metrics, labels, shares, shares >= self._thresholds())
+        # Each label has its own threshold, because rare labels usually get lower probabilities.
         columns = zip(shares.T, labels.T, strict=True)
         thresholds = [best_threshold(scores, true, int(true.sum())) for scores, true in columns]
         metrics = multilabel_metrics(self.metrics, labels, shares, shares >= np.array(thresholds))
         return metrics | dict(zip(self._calibrated_names(), thresholds, strict=True))
 
     def baseline(self, train: LabelledRows, rows: LabelledRows) -> tuple[str, dict[str, float]]:
+        # A label that all texts have, or none, has an infinite logit, which measure turns into a probability of 1 or 0.
         task = replace(self, thresholds=(UNCALIBRATED,) * len(self.labels))
         return "majority of each label", task.measure(rows, [logit(train.labels.mean(axis=0))] * rows.count)
 

@@ -63,21 +63,22 @@ class TextVectors(NamedTuple):
 
 
 def contrastive_sums(own: TextVectors, placement: Placement, scale: float, symmetric: bool) -> tuple[Scalar, Scalar]:
-    """Returns the summed cross-entropy of finding each anchor's positive, and how many have the highest score alone.
+    """Returns the summed cross-entropy for each anchor's positive, and how many positives alone have the highest score.
 
-    An anchor's candidates are the positives and hard negatives of all rows in the batch; a score is the cosine times
-    scale (van den Oord et al. 2018, section 2.3; Henderson et al. 2017, section 4.4). This is
-    MultipleNegativesRankingLoss of sentence-transformers. With symmetric, the loss is the mean of this one and the
-    cross-entropy of finding each positive's anchor among all anchors (Radford et al. 2021, figure 3).
+    An anchor's candidates are the positives and hard negatives in the batch; a score is the cosine times scale (van den
+    Oord et al. 2018, section 2.3; Henderson et al. 2017, section 4.4), as in MultipleNegativesRankingLoss of
+    sentence-transformers. With symmetric, the loss is the mean of this one and the cross-entropy for each positive's
+    anchor among all anchors (Radford et al. 2021, figure 3).
 
-    Texts that are right are no negatives: the positives of all rows in the batch with an equal anchor, and texts equal
-    to them or to the anchor. If a row is in the batch twice, as at the end of an epoch, neither copy is a candidate of
-    the other.
+    Correct texts are no negatives: positives whose anchor equals this one, and texts equal to them or to the anchor. If
+    a row is in the batch twice, as at the end of an epoch, neither copy is a candidate for the other.
     """
 
     def masked_scores(
         anchors: Float[Array, "B D"], candidates: Float[Array, "K D"], possible: Bool[Array, "B K"]
     ) -> Float[Array, "B K"]:
+        # `scale` multiplies the rounding error of a cosine, so TPUs must not multiply in bfloat16, which is their
+        # default.
         products = jnp.einsum("bd,kd->bk", anchors, candidates, precision=jax.lax.Precision.HIGHEST)
         return jnp.where(possible, scale * products, IMPOSSIBLE)
 
@@ -95,6 +96,7 @@ def contrastive_sums(own: TextVectors, placement: Placement, scale: float, symme
         """Whether candidates are wrong for texts of a column of pairs, in which they stand next to right ones."""
         rows_of_text = sought[:, None] == texts[None, :, column]
         partners = texts[:, 1 - column][:, None] == candidates[None]
+        # A matrix product counts the rows that hold both texts, without an array of [B, rows, K].
         right = jnp.einsum("br,rk->bk", rows_of_text.astype(jnp.float32), partners.astype(jnp.float32)) > 0
         return ~right & (sought[:, None] != candidates[None])
 
@@ -127,12 +129,13 @@ def cosent_sum(own: TextVectors, targets: Float[Array, "B"], placement: Placemen
     scores, labels, weights = (placement.gather_rows(leaf) for leaf in (scale * cosines, targets, own.weights))
     ordered = (labels[:, None] < labels[None, :]) & (weights[:, None] > 0) & (weights[None, :] > 0)
     differences = jnp.where(ordered, scores[:, None] - scores[None, :], IMPOSSIBLE)
+    # The appended 0 is the 1 in the logarithm. Without any ordered pair, the loss is 0.
     loss = jax.nn.logsumexp(jnp.append(differences.ravel(), 0.0))
     return loss * own.weights.sum()
 
 
 def truncations(own: TextVectors, dimensions: Sequence[int]) -> list[TextVectors]:
-    """The vectors cut to d dimensions, for every d; without dimensions, the whole vectors.
+    """Cuts the vectors to d dimensions, for every d; without dimensions, returns the whole vectors.
 
     The sum of their losses trains vectors whose beginnings are vectors, too (Kusupati et al. 2022, Matryoshka).
     """
@@ -168,6 +171,7 @@ class EmbeddingRows(SideBySideRows[TextGroup]):
         known: dict[str, int] = {}
         for row, item in enumerate(self.split.items):
             for place, text in enumerate(item.texts):
+                # By content, because equal texts of different rows must not be negatives of one another.
                 numbers[row, place] = known.setdefault(text.strip(), len(known) + 1) if text else 0
         return numbers
 
@@ -216,7 +220,7 @@ class EmbeddingObjective(TaskObjective):
         return {"task": Term(sum((loss for loss, _ in sums[1:]), sums[0][0]), {"accuracy": sums[0][1]})}
 
     def answers(self, model: Bert, outputs: Float[Array, "B S D"], batch: TaskBatch) -> Float[Array, "B S _"]:
-        """Vectors of length 1, of the first truncate_dim dimensions."""
+        """Computes vectors with length 1 from the first truncate_dim dimensions."""
         return unit_vectors(outputs[..., : self.truncate_dim or None])
 
 
@@ -278,8 +282,11 @@ class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
 
         A file without the label column has no scores; one without the columns of negatives has pairs. A single column
         of negatives holds a text, or a list of texts in JSON lines and Parquet. The split is labelled in any case,
-        because a pair is its own target. Raises UserError, with file and line, for an empty anchor or positive, and a
-        score that is missing or not a number.
+        because a pair is its own target.
+
+        Raises:
+            UserError: An anchor or positive is empty, or a score is missing or not a number. The message names the
+                line.
         """
         if not columns.text_pair:
             raise UserError(
@@ -301,6 +308,7 @@ class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
             score = None
             if scored:
                 score = float("nan") if is_missing(label) else parse_number(str(label))
+                # Also true for NaN, which compares as false.
                 if not abs(score) <= LARGEST:
                     raise UserError(
                         f"{place}: {label!r} is not a score; expected a number. Correct the line or task.label"
@@ -317,6 +325,7 @@ class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
 
     def complete(self, train: Split[TextGroup]) -> Task:
         """Also sets the loss: cosent for pairs with a score, else contrastive."""
+        # Either all pairs in a file have a score, or none.
         scored = train.items[0].score is not None
         if self.negatives and not any(any(item.texts[2:]) for item in train.items):
             raise UserError(
@@ -349,6 +358,8 @@ class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
         by_role = self.query_prompt, self.document_prompt
         # Inputs of predict have no score, and a folder of sentence-transformers does not say what it was trained on.
         alike = scored if split.labelled else self.loss == "cosent" or (not self.loss and not any(by_role))
+        # The texts of a pair with a score have the same role. Without a score, the first one is a query and the others
+        # are documents.
         prompts = (self.prompt, self.prompt) if alike else by_role
         texts = [
             [(prompts[min(place, 1)] + text,) if text else None for place, text in enumerate(item.texts)]
@@ -398,13 +409,13 @@ class EmbeddingTask(EmbeddingOptions, Task[TextGroup, EmbeddingRows]):
         )
 
     def measure(self, rows: EmbeddingRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
-        """The metrics, from vectors f32[S, D] per row, which have length 1.
+        """Computes the metrics from vectors f32[S, D] by row, which have length 1.
 
-        For pairs with a score, spearman and pearson (or the REGRESSION_METRICS that task.metrics names) compare the
-        cosines with the scores. For other rows, mrr and accuracy are means over the distinct anchors: the reciprocal
-        rank of its best positive among all positives and hard negatives of the file, and how often it comes first. All
-        positives of equal anchors are right. Equal texts are one candidate, and texts with equal cosines share the
-        mean of their ranks.
+        For pairs with a score, spearman and pearson (or the REGRESSION_METRICS in task.metrics) compare the cosines
+        with the scores. For other rows, mrr and accuracy are means over the distinct anchors: the reciprocal rank of
+        the best positive among all positives and hard negatives in the file, and how often it comes first. All
+        positives of equal anchors are right. Equal texts are one candidate, and texts with equal cosines share their
+        mean rank.
         """
         vectors = np.stack(answers)
         if rows.split.items[0].score is not None:

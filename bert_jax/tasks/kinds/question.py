@@ -62,6 +62,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 def compared_words(text: str) -> list[str]:
     """An answer's words, in lower case, without ASCII punctuation and English articles."""
+    # In the order of the official scripts: an article may only be recognized once its punctuation is gone.
     return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
 
 
@@ -120,6 +121,7 @@ def squad2_metrics(
     metrics["best_f1"], metrics[THRESHOLD] = best_threshold(f1, probabilities, answerable, answered)
     withheld = probabilities > (metrics[THRESHOLD] if threshold is None else threshold)
     for name, raw in (("exact", exact), ("f1", f1)):
+        # No answer is right for a question that has none, and wrong for any other.
         final = np.where(withheld, ~answerable, raw)
         metrics |= {
             name: _mean(final),
@@ -142,6 +144,8 @@ def best_threshold(
     is best, the threshold is 0.
     """
     order = np.argsort(no_answer, kind="stable")
+    # For a question that has an answer, giving one adds its score. For one that has none, it loses the point for no
+    # answer, unless the predicted text is empty anyway.
     gains = np.where(answerable, scores, np.where(answered, -1.0, 0.0))[order]
     # Entry n: the sum of scores if the first n questions get answers and the others none.
     reached = np.cumsum(np.concatenate([[float((~answerable).sum())], gains]))
@@ -203,14 +207,17 @@ def best_spans(logits: Float[Array, "B T 2"], places: AnswerSpan, count: int, lo
     inside = positions[:, :, None] + jnp.arange(longest)[None, None] < places.end[:, None, None]
     firsts, lengths, exists = choose_spans(scores, begins[:, :, None] & inside, count)
     lasts = firsts + lengths - 1
+    # choose_spans returns no scores. The place of a span that does not exist may be past the row; its value becomes
+    # -inf.
     values = jnp.take_along_axis(starts, firsts, axis=1) + jnp.take_along_axis(
         ends, jnp.minimum(lasts, logits.shape[1] - 1), axis=1
     )
+    # Position 0, which is [CLS], stands for no answer.
     return RowAnswers(firsts, lasts, jnp.where(exists, values, -jnp.inf), starts[:, 0] + ends[:, 0])
 
 
 def decode(rows: QuestionRows, answers: Sequence[RowAnswers], count: int = N_BEST) -> list[Decoded]:
-    """Each question's `count` best spans over all of its rows, as characters of its context.
+    """Finds each question's `count` best spans over all its rows, as characters in its context.
 
     The score for no answer is the lowest one of the rows (run_squad.py). A span without characters is dropped.
     """
@@ -296,6 +303,7 @@ class QuestionTask(QuestionOptions, Task[Question, QuestionRows]):
         if rows.moved:
             remarks = [f"{path}: {rows.moved} answers are not at their answer_start; the nearest occurrence is used"]
         if rows.not_found:
+            # A few answers may be missing from their contexts. If all are, the columns are probably wrong.
             if training and rows.not_found == sum(bool(question.answers) for question in questions):
                 answers = ((question.place, answer.text) for question in questions for answer in question.answers or ())
                 place, text = next(answers)
@@ -321,7 +329,7 @@ class QuestionTask(QuestionOptions, Task[Question, QuestionRows]):
         return replace(self, max_answer_length=min(max(common, ANSWER_LENGTH), self.max_length))
 
     def _long_answers(self, rows: QuestionRows, training: bool) -> list[str]:
-        """Remarks about answers that cannot be predicted, or that need a longer limit than usual."""
+        """Remarks on answers that cannot be predicted, or that need a longer limit than usual."""
         path, limit = rows.split.path, self.max_answer_length or ANSWER_LENGTH
         long = sum(size > limit for size in rows.answer_sizes)
         remarks = {
@@ -340,10 +348,10 @@ class QuestionTask(QuestionOptions, Task[Question, QuestionRows]):
         return QuestionObjective(self.max_answer_length or ANSWER_LENGTH)
 
     def measure(self, rows: QuestionRows, answers: Sequence[RowAnswers]) -> dict[str, float]:
-        """The metrics of SQuAD 1.1, or of 2.0 if the task or the split has questions without an answer.
+        """Computes the SQuAD 1.1 metrics, or those of 2.0 if the task or the split has questions without an answer.
 
         The metrics of 2.0 use the task's null_threshold. A task without one uses the best threshold for this split, or
-        NULL_THRESHOLD if all questions of the training file have answers, since it never records one.
+        NULL_THRESHOLD if all training questions have answers, since it never records one.
         """
         decoded = decode(rows, answers)
         questions = rows.split.items
@@ -440,9 +448,10 @@ class QuestionObjective(TaskObjective):
     def soft_sum(
         self, outputs: Float[Array, "B T 2"], teacher: Float[Array, "B T 2"], batch: TaskBatch, temperature: float
     ) -> Scalar:
-        """The mean of both ends' sums, over the positions of the sequence, as in answer_sums."""
+        """Returns the mean of both ends' sums over the sequence's positions, as in answer_sums."""
         possible = (batch.sequence_ids > 0)[:, None]
         ours, theirs = (jnp.where(possible, logits.swapaxes(1, 2), IMPOSSIBLE) for logits in (outputs, teacher))
+        # Each end has half of the weight, because the loss is their mean.
         weights = jnp.broadcast_to(batch.label_weights[:, None] / 2, (len(outputs), 2))
         return soft_class_sum(ours, theirs, weights, temperature)
 

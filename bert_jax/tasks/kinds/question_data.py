@@ -61,11 +61,14 @@ class Question(NamedTuple):
 def read_squad(path: Path, label_required: bool) -> Split[Question]:
     """Reads SQuAD's JSON: data, paragraphs with a context, and qas.
 
-    A question in qas has id, question, answers with text and answer_start, and is_impossible. Raises UserError, with
-    the article or question, for malformed input, an empty context, and a file in which only some questions have
-    answers.
+    A question in qas has id, question, answers with text and answer_start, and is_impossible.
+
+    Raises:
+        UserError: The input is malformed, a context is empty, or only some questions have answers. The message names
+            the article or question.
     """
     try:
+        # numbered_lines also reads a compressed file, and drops a byte-order mark.
         content = json.loads("\n".join(line for _, line in numbered_lines(path)))
     except json.JSONDecodeError as error:
         raise UserError(f"{path} line {error.lineno} is not JSON ({error.msg}). Correct the file") from None
@@ -83,6 +86,7 @@ def read_squad(path: Path, label_required: bool) -> Split[Question]:
                 if not context.strip():
                     raise UserError(f"{path}: {article_place} has an empty context. Give it a text, or remove it")
                 for entry in _part(path, article_place, paragraph, "qas", list):
+                    # A question without an id is known by its number in the whole file.
                     number += 1
                     place = f"question {entry['id'] if isinstance(entry, dict) and 'id' in entry else number}"
                     text = _part(path, place, entry, "question", str)
@@ -103,9 +107,12 @@ def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[
     1), there is no answer, whatever the answers.
 
     Answers are {"text": [...], "answer_start": [...]} as in Hugging Face's data sets, a list of {"text",
-    "answer_start"} as in SQuAD, a list of texts, or one text; an empty list or text means that there is no answer. In
-    CSV and TSV they are written as a text (opened). Raises UserError, with the line, for malformed input, an empty
-    question or context, and a file in which only some questions have answers.
+    "answer_start"} as in SQuAD, a list of texts, or one text; an empty list or text means no answer. In CSV and TSV
+    they are written as a text (opened).
+
+    Raises:
+        UserError: The input is malformed, a question or context is empty, or only some questions have answers. The
+            message names the line.
     """
     names = columns.filled(Columns(*QUESTION_COLUMNS))
     requested = [Column(names.text, "text"), Column(names.text_pair, "text_pair")]
@@ -118,10 +125,12 @@ def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[
 
 
 def parse_question(source: Path, record: InputRecord, columns: Columns) -> Question:
-    """The question in an input of predict, without answers.
+    """Reads a question, without answers, from an input of predict.
 
     The input is an object with the columns of read_questions, or a plain line: a question, a tab and its context.
-    Raises UserError, with the line, for a missing part.
+
+    Raises:
+        UserError: A part is missing. The message names the line.
     """
     names = [(columns.text, "question"), (columns.text_pair, "context")]
     question, context = record_texts(source, record, names, needed=2)
@@ -130,16 +139,17 @@ def parse_question(source: Path, record: InputRecord, columns: Columns) -> Quest
 
 
 def locate(context: str, answer: Answer) -> tuple[int, int] | None:
-    """The characters [start, end) of an answer in its context, without surrounding white space; None if absent.
+    """Finds an answer in its context: characters [start, end) without surrounding white space; None if absent.
 
-    If the answer is not at its start, the nearest occurrence is used; of two equally near ones, one of whole words.
-    Without a start, it is the first one of whole words, or else the first. White space within the answer matches any
-    white space.
+    If the answer is not at its start, the nearest occurrence is used; if two are equally near, one with whole words.
+    Without a start, the first one with whole words is used, or else the first. White space within the answer matches
+    any white space.
     """
     text = answer.text.strip()
     if not text:
         return None
     start = answer.stripped_start
+    # Nearly all answers are where the file says, and need no search.
     if start is not None and start >= 0 and context.startswith(text, start):
         return start, start + len(text)
     pattern = r"\s+".join(map(re.escape, text.split()))
@@ -150,7 +160,7 @@ def locate(context: str, answer: Answer) -> tuple[int, int] | None:
 
 
 def _cuts_words(context: str, span: tuple[int, int]) -> bool:
-    """Whether a word continues at an end of a span: letters, digits and their marks are on both sides of it.
+    """Whether a word continues beyond an end of the span: letters, digits or marks are on both sides.
 
     In scripts without spaces between words, only a mark continues the word before it.
     """
@@ -197,12 +207,14 @@ def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...] | None:
         return None
     if isinstance(answers, str):
         text = answers
+        # JSON and Parquet have lists of their own, so a text in them is an answer even if it is in brackets.
         answers = opened(text) if text.strip() and not is_stored(path) else text
         # A text in a table is the answer itself, unless it is written as a list (not a set) or an object of answers.
         is_list = isinstance(answers, list) and text.strip().startswith("[")
         is_list = is_list and all(isinstance(answer, str | dict) for answer in answers)
         if not is_list and not (isinstance(answers, dict) and "text" in answers):
             answers = [text] if text.strip() else []
+    # All forms become a list of objects, as in SQuAD.
     if isinstance(answers, dict) and "text" in answers:
         texts, starts = answers["text"] or [], answers.get("answer_start")
         starts = [None] * len(texts) if starts is None else starts
@@ -285,8 +297,9 @@ class QuestionRows(TaskRows[Question]):
 
     @property
     def cut_answers(self) -> int:
-        """The number of answers that no row holds entirely."""
+        """Counts the answers that no row holds entirely."""
         held = np.zeros(len(self.answer_sizes), bool)
+        # The last position is 0 in a row that lacks the answer. With it, [CLS] or the question comes first.
         np.logical_or.at(held, self.items(), self.places[:, 1] > 0)
         return int((~held & (np.array(self.answer_sizes) > 0)).sum())
 
@@ -314,12 +327,13 @@ class _Label(NamedTuple):
 
 
 def _find_answer(question: Question, characters: Int64[np.ndarray, "n 2"]) -> _Label:
-    """The first answer that occurs in the context. characters has the characters of the context's pieces."""
+    """Finds the first answer that is in the context, whose pieces have these characters."""
     for answer in question.answers or ():
         if span := locate(question.context, answer):
             # The first piece that ends after the answer's start, and the last one that begins before its end.
             first = int(np.searchsorted(np.maximum.accumulate(characters[:, 1]), span[0], side="right"))
             last = int(np.searchsorted(characters[:, 0], span[1], side="left")) - 1
+            # The tokenizer may drop all characters of an answer.
             if first <= last:
                 return _Label(first, last, known=True, moved=answer.stripped_start not in (None, span[0]))
     return _Label(known=not question.answers)
@@ -350,7 +364,7 @@ def encode_questions(
             f"task.max_length is {max_length} and task.max_query_length {max_query_length}, which leaves no space "
             f"for a context; use --config.task.max_length={max_query_length + 128}"
         )
-    # Rows are windows of all questions, in order.
+    # Rows are windows of all questions, in order. A window counts the pieces of its own context.
     sizes = zip(np.diff(bounds)[contexts].tolist(), rooms.tolist(), strict=True)
     windows_by_question = [cut_windows(size, room, doc_stride) for size, room in sizes]
     counts = list(map(len, windows_by_question))
@@ -392,12 +406,12 @@ PIECES_AT_ONCE = 4096
 
 @functools.lru_cache(maxsize=4096)
 def cut_windows(pieces: int, room: int, stride: int) -> Int32[np.ndarray, "W 4"]:
-    """The windows of a context: first piece, end, and the range of the pieces whose best window it is.
+    """Cuts a context into windows: first piece, end, and the range of pieces whose best window it is.
 
     A window has `room` pieces, the last one at most as many, and begins min(room, stride) pieces after the one before
-    it. The context of a piece in a window is the number of pieces on its shorter side, plus a hundredth of the
-    window's length; the first window with the most context is the best (run_squad.py, _check_is_max_context). A
-    context without pieces has one empty window.
+    it. A piece's context in a window is the number of pieces on its shorter side, plus a hundredth of the window's
+    length; the first window with the most context is the best (run_squad.py, _check_is_max_context). A context without
+    pieces has one empty window.
     """
     step = min(stride, room)
     firsts = np.arange(0, max(pieces - room, 0) + step, step)
@@ -407,7 +421,9 @@ def cut_windows(pieces: int, room: int, stride: int) -> Int32[np.ndarray, "W 4"]
     most = -(-room // step)
     for start in range(0, pieces, PIECES_AT_ONCE):
         place = np.arange(start, min(start + PIECES_AT_ONCE, pieces))[:, None]
+        # The first window that contains the piece: the least n with n * step + room > place.
         lowest = np.maximum(-((room - 1 - place) // step), 0)
+        # The last window may occur several times, which changes nothing, because argmax takes the first maximum.
         windows = np.minimum(lowest + np.arange(most), len(firsts) - 1)
         first, end = firsts[windows], ends[windows]
         sides = np.minimum(place - first, end - 1 - place) + 0.01 * (end - first)

@@ -46,16 +46,19 @@ Counted = dict[str, tuple[int, int, int]]  # the correct, predicted and true ite
 
 
 def candidate_spans(rows: SpanRows, answers: Sequence[SpanAnswer], labels: Sequence[str]) -> list[Scored]:
-    """Each sentence's best spans, in reading order, an outer span before the ones inside it.
+    """Finds each sentence's best spans, in reading order, an outer span before the ones inside it.
 
     A row contributes CANDIDATES spans for every word, or all if it has fewer.
     """
     candidates: list[Scored] = [{} for _ in rows.split.items]
     for answer, count, sentence, start in zip(answers, np.diff(rows.row_words), *sentence_of_rows(rows), strict=True):
+        # The answers have places for every position of the padded batch. Only as many as the row's own words give it
+        # count, so that padding changes no result.
         best = slice(CANDIDATES * count)
         # places = (word * K + length - 1) * C + type (SpanAnswer)
         word_and_length, types = np.divmod(answer.places[best].astype(np.int64), len(labels))
         firsts, lengths = np.divmod(word_and_length, rows.longest)
+        # lexsort sorts by its last key first: by the first word, then the longest span.
         order = np.lexsort((-lengths, firsts))
         columns = (values[order].tolist() for values in (start + firsts, lengths, types, answer.scores[best]))
         for first, length, kind, score in zip(*columns, strict=True):
@@ -65,16 +68,19 @@ def candidate_spans(rows: SpanRows, answers: Sequence[SpanAnswer], labels: Seque
 
 
 def spans_above(threshold: float, sentences: Sequence[Scored]) -> list[Scored]:
-    """Each sentence's spans with at least this probability."""
+    """Selects each sentence's spans with at least this probability."""
     return [{span: score for span, score in spans.items() if score >= threshold} for spans in sentences]
 
 
 def without_overlaps(sentences: Sequence[Scored], overlap: str) -> list[Scored]:
     """Drops spans that overlap a more probable one in their sentence (Yu et al. 2020, section 3).
 
-    overlap is one of OVERLAPS: with `flat`, two spans have no common word; with `nested`, one of two with a common word
-    lies in the other; with `any`, all are kept. The first of equally probable spans is kept. Spans above a threshold
-    are the same whether it is applied before or afterwards.
+    If spans are equally probable, the first one is kept. A threshold gives the same spans whether it is applied before
+    or afterwards.
+
+    Args:
+        overlap: One of OVERLAPS: with `flat`, two spans have no common word; with `nested`, one of two with a common
+            word lies in the other; with `any`, all are kept.
     """
     if overlap == "any":
         return list(sentences)
@@ -92,12 +98,13 @@ def without_overlaps(sentences: Sequence[Scored], overlap: str) -> list[Scored]:
         for span in sorted(spans, key=spans.__getitem__, reverse=True):
             if not any(clash(span, other) for other in chosen):
                 chosen.append(span)
+        # In the given order again, which is the reading order.
         remaining.append({span: score for span, score in spans.items() if span in chosen})
     return remaining
 
 
 def sentence_of_rows(rows: SpanRows) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
-    """Each row's sentence, and how many of its words are in earlier rows."""
+    """Returns each row's sentence, and how many of its words are in earlier rows."""
     sentences = rows.items()
     return sentences, rows.row_words[:-1] - rows.sentence_offsets[sentences]
 
@@ -105,7 +112,7 @@ def sentence_of_rows(rows: SpanRows) -> tuple[Int64[np.ndarray, "R"], Int64[np.n
 def predicted_relations(
     rows: SpanRows, answers: Sequence[SpanAnswer], spans: Sequence[Iterable[Span]], relation_labels: Sequence[str]
 ) -> dict[SentenceRelation, float]:
-    """The relations between these spans, by sentence, and their probabilities.
+    """Finds the relations between these spans, by sentence, with their probabilities.
 
     Several given spans may have the same words; a predicted relation then holds for all of them.
     """
@@ -129,6 +136,7 @@ def predicted_relations(
 
 
 def _numbered(spans: Iterable[Iterable[Span]]) -> set[tuple[int, Span]]:
+    # With the sentence's number, because several sentences may have equal spans.
     return {(number, span) for number, sentence_spans in enumerate(spans) for span in sentence_spans}
 
 
@@ -239,7 +247,7 @@ class SpanTask(SpanOptions, RawWords, Task[SpannedSentence, SpanRows]):
         return SpanObjective(self.max_span, len(self.labels), self.span_scores == "binary", self.span_vectors)
 
     def measure(self, rows: SpanRows, answers: Sequence[SpanAnswer]) -> dict[str, float]:
-        """The metrics over all spans of the file; and `threshold`, calibrated on it, if the task has none yet.
+        """Computes the metrics over all spans in the file, and calibrates `threshold` on it if the task has none yet.
 
         A span is correct when its words and its type are.
         """
@@ -299,6 +307,7 @@ class SpanPairTask(SpanPairOptions, SpanTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # If spans are given, there is nothing to measure about them.
         check_metric_names(self.metrics, self.default_metrics())
 
     @property
@@ -329,9 +338,11 @@ class SpanPairTask(SpanPairOptions, SpanTask):
                     "task.relations_between=given none are predicted; leave it out"
                 )
         relations = {relation.label for item in train.items for relation in item.relations}
+        # SpanTask.complete reports a file without spans.
         if not relations and any(item.spans for item in train.items):
             raise _missing(train, "relations")
         task = replace(self, relation_labels=self.relation_labels or tuple(sorted(relations)))
+        # With two arguments, super() continues with the new task; without, it would continue with `self`.
         return super(SpanPairTask, task).complete(train)
 
     def default_metrics(self) -> tuple[str, ...]:
@@ -359,6 +370,7 @@ class SpanPairTask(SpanPairOptions, SpanTask):
         if not self.pairs_are_given:
             counts, spans, calibrated = self._count_spans(rows, answers)
         relations = predicted_relations(rows, answers, spans, self.relation_labels)
+        # Heads and tails are spans instead of indices, because the predicted spans have other indices.
         true_relations = {
             (number, relation.label, item.spans[relation.head], item.spans[relation.tail])
             for number, item in enumerate(rows.split.items)
@@ -373,6 +385,7 @@ class SpanPairTask(SpanPairOptions, SpanTask):
         objects = [prediction | {"relations": []} for prediction in super().predictions(rows, answers)]
         relations = predicted_relations(rows, answers, spans, self.relation_labels)
         for (sentence, label, head, tail), score in relations.items():
+            # The prediction lists its spans in this order, so these are their indices.
             places = list(spans[sentence])
             ends = {"head": places.index(head), "tail": places.index(tail)}
             objects[sentence]["relations"].append({"type": label, **ends, "score": score})

@@ -44,10 +44,15 @@ def read_spans(
 ) -> Split[SpannedSentence]:
     """Reads sentences of `tokens` with `spans` and, if asked, `relations`, unless columns name the first two.
 
-    Spans count words; those of a text, instead of a list of words, count characters (mark_entities).
-    A file is labelled if it has spans or, if relations are read, relations that are not all null. spans_required: spans
-    are part of the input, so that a file must have them even without labels. Raises UserError, with file and line, for
-    a file of another kind, missing labels or columns that are required, and a malformed span or relation.
+    Spans count words; in a text instead of a list of words, they count characters (mark_entities). A file is labelled
+    if its spans or, if relations are read, its relations are not all null.
+
+    Args:
+        spans_required: Spans are part of the input, so a file must have them even without labels.
+
+    Raises:
+        UserError: The file is of another kind, labels or columns are missing, or a span or relation is malformed. The
+            message names the line.
     """
     if not is_stored(path):
         raise UserError(
@@ -60,6 +65,7 @@ def read_spans(
         Column("relations", "label", required=label_required and relations),
     ]
     records = read_records(path, requested).records
+    # If relations are read, they decide, because spans may be part of an unlabelled input.
     deciding = 2 if relations else 1
     labelled = any(record.values[deciding] is not None for record in records)
     if label_required and not labelled:
@@ -111,6 +117,7 @@ def _checked_objects(source: str, values: Any, kind: str) -> Iterator[tuple[str,
         fields = value if isinstance(value, Mapping) else {}
         first, second, label = fields.get(first_name), fields.get(second_name), fields.get("label")
         has_label = (isinstance(label, str) and label != "") or (kind == "spans" and label in (None, ""))
+        # isinstance would take true and false for integers.
         if type(first) is not int or type(second) is not int or not has_label:
             raise UserError(f"{place} is {value!r:.80}; expected {expected}")
         yield place, first, second, label or ""
@@ -168,6 +175,7 @@ class SpanRows(WordRows[SpannedSentence]):
         width = taken.real.shape[1] - self.special
         counts = np.where(taken.filler, 0, np.diff(self.row_words)[taken.rows])
         words = np.arange(width) < counts[:, None]
+        # Positions without a word read word 0, so that all indices are valid.
         places = np.where(words, self.row_words[taken.rows][:, None] + np.arange(width), 0)
         by_type = (self.binary_types,) if self.binary_types else ()
         types = np.zeros((batch, width, longest, *by_type), np.int32)
@@ -187,6 +195,7 @@ class SpanRows(WordRows[SpannedSentence]):
             lengths[place, :count] = self.lengths_in_words[own][:count]
             own = slice(*self.relation_offsets[row : row + 2])
             relations[place, self.heads[own], self.tails[own]] = self.relations[own] + 1
+            # All pairs of two different spans are trained; most of them have no relation, which is class 0.
             weights[place, :count, :count] = self.labelled * (1 - np.eye(count))
         word_positions = np.where(words, self.word_slots[places], 0).astype(np.int32)
         # A span lies within the words of its row.
@@ -273,7 +282,7 @@ CANDIDATES = 2
 
 
 class SpanOutputs(NamedTuple):
-    """The outputs of the heads: W words per row, spans of up to K words, vectors of size G = 3D."""
+    """The heads' outputs: W words per row, spans with up to K words, vectors with size G = 3D."""
 
     vectors: Any  # f32[B,W,K,G]
     logits: Any  # f32[B,W,K,C], class 0 is none, unless scores are binary; None if spans are given
@@ -329,6 +338,7 @@ class SpanObjective(TaskObjective):
         logits = None if self.given else span_logits(model, vectors, dropout_key)
         relations = None
         if self.relations:
+            # A missing span has length 0. It reads a span of one word, so that its index is valid; its pairs weigh 0.
             paired = take_spans(vectors, labels.pair_firsts, jnp.maximum(labels.pair_lengths, 1))
             relations = relation_logits(model, paired, dropout_key)
         return SpanOutputs(vectors, logits, relations)
@@ -340,6 +350,7 @@ class SpanObjective(TaskObjective):
             if self.binary:
                 by_type = jnp.broadcast_to(weights[..., None], outputs.logits.shape)
                 loss, _ = binary_sums(outputs.logits, labels.types, by_type)
+                # binary_sums counts types as correct, but the accuracy is of spans: all types of a span must be right.
                 right = ((outputs.logits >= 0) == (labels.types > 0)).all(axis=-1)
                 terms["task"] = Term(loss, {"accuracy": (right * weights).sum()})
             else:
@@ -362,6 +373,7 @@ class SpanObjective(TaskObjective):
         if self.given:
             relations = self.best_relations(outputs.relations)
             return SpanAnswer(None, None, labels.pair_firsts, labels.pair_lengths, *relations)
+        # As sequence ids: words are sequence 1, and positions without a word are padding.
         possible = possible_spans(labels.words, self.length)
         if self.binary:
             shares = jax.nn.sigmoid(outputs.logits)

@@ -1,6 +1,6 @@
 """Tagging: a tag for every word, such as parts of speech and named entities.
 
-In order: `WordTask`, the base class of all kinds that label words, the schemes of entity tags, the objective,
+In order: `WordTask`, the base class for all kinds that label words, the schemes of entity tags, the objective,
 `TaggingTask`, its rows, and a baseline.
 """
 
@@ -62,6 +62,7 @@ class RawWords:
 
     def split_raw(self, split: SplitOfWords, tokenizer: Tokenizer) -> SplitOfWords:
         """Splits the words of raw texts before the tokenizer's pieces, unless the training file has characters."""
+        # Text in ASCII has spaces between its words, so it needs no second tokenization.
         if self.raw_words != PIECES or not any(item.raw and not item.text.isascii() for item in split.items):
             return split
         return replace(split, items=tuple(_in_pieces(item, tokenizer) if item.raw else item for item in split.items))
@@ -84,6 +85,7 @@ def _in_pieces(item: Any, tokenizer: Tokenizer) -> Any:
     offsets = cut_words(item.text, item.offsets, {int(start) for start, _ in characters})
     words = tuple(item.text[start:end] for start, end in offsets)
     item = item._replace(words=words, offsets=tuple(offsets))
+    # All words of a raw text are on its one line.
     return item._replace(lines=(item.lines[0],) * len(words)) if isinstance(item, Sentence) else item
 
 
@@ -115,6 +117,7 @@ class WordTask(RawWords, Task[Sentence, Rows]):
     def complete(self, train: Split[Sentence]) -> Task:
         """Also records how the file splits text without spaces into words."""
         task = replace(self, raw_words=unit_of_words(item.words for item in train.items))
+        # With two arguments, super() continues with the new task; without, it would continue with `self`.
         return super(WordTask, task).complete(train)
 
 
@@ -158,6 +161,7 @@ def with_usual_letters(split: Split[Sentence]) -> Split[Sentence]:
     """Converts BILOU and BMES tags to IOBES; other files are unchanged."""
     tags = {tag for item in split.items for tag in known_tags(item)}
     known = any(all(map(pattern.fullmatch, tags)) for pattern in _OTHER_LETTERS)
+    # Tags with only usual letters fit a pattern too, such as IOB the first one.
     if not known or not any(tag[:1] in _USUAL for tag in tags):
         return split
 
@@ -191,9 +195,11 @@ def with_entity_tags(split: Split[Sentence], known: Collection[str]) -> Split[Se
     }
     entity = typed | names.keys()
     strays = {tag for tag in counts if tag and tag != "O" and tag not in entity}
+    # Files of entity tags have an O. Other tags that happen to look like B-X are left alone.
     if not entity or not (names or strays) or not {"O", "o", "0"} & (counts.keys() | known):
         return split
     marking = sum(counts[tag] for tag in entity)
+    # o and 0 are other spellings of O, so however many there are, they do not show another kind of tags.
     few = marking >= MOSTLY * (marking + sum(counts[tag] for tag in strays - {"o", "0"}))
     line = first_line(split, lambda tag: tag in strays or (few and tag in names))
     if few:
@@ -212,12 +218,12 @@ def with_entity_tags(split: Split[Sentence], known: Collection[str]) -> Split[Se
 
 
 def known_tags(sentence: Sentence) -> list[str]:
-    """The tags of the words that have one."""
+    """Returns a sentence's tags, without those of words that have none."""
     return [tag for tag in sentence.tags or () if tag != IGNORED]
 
 
 def first_line(split: Split[Sentence], chosen: Callable[[str], bool]) -> int | None:
-    """The line of a file's first tag for which `chosen` is true; None if there is none."""
+    """Finds the line with a file's first tag for which `chosen` is true; None if there is none."""
     tags = ((tag, line) for item in split.items for tag, line in zip(item.tags or (), item.lines, strict=False))
     return next((line for tag, line in tags if chosen(tag)), None)
 
@@ -245,7 +251,7 @@ def closed_set(tags: Collection[str]) -> set[str]:
 
 
 def irregular_tags(sentences: Sequence[Sequence[str]]) -> int:
-    """How many tags of a file cannot follow the previous one (or end their sentence) in the file's scheme.
+    """Counts the tags in a file that cannot follow the previous one (or end their sentence) in its scheme.
 
     The scheme is IOBES if a tag marks an end. Otherwise it is IOB1 or IOB2, whichever the file breaks less often,
     because both use the same tags: in IOB2, an I-X must follow an X; in IOB1, a B-X must.
@@ -270,7 +276,7 @@ class TagLabels(NamedTuple):
 
 
 class TagAnswer(NamedTuple):
-    """The prediction for the word that starts at each position of a row."""
+    """The predictions for a row, at the positions where words start."""
 
     tags: Any  # i32[T]: ids
     scores: Any  # f32[T]: their probabilities; with a CRF, that of all paths with this tag here
@@ -278,9 +284,9 @@ class TagAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class TagObjective(SoftClassObjective):
-    """Cross-entropy of tags, for the pieces that are trained (Devlin et al. 2019, section 5.3).
+    """Cross-entropy for the tags of trained pieces (Devlin et al. 2019, section 5.3).
 
-    With crf, minus the log-likelihood of a row's tags (Lample et al. 2016, section 2.2).
+    With crf, the negative log-likelihood of a row's tags (Lample et al. 2016, section 2.2).
     """
 
     tags: int
@@ -308,6 +314,7 @@ class TagObjective(SoftClassObjective):
         return {"task": Term(loss, {"accuracy": correct})}
 
     def counts(self, batch: TaskBatch) -> Counts:
+        # Class weights are part of the denominator, too (ClassCosts).
         return {"task": self.costs.weigh(batch.labels.tags, batch.label_weights).sum()}
 
     @property
@@ -319,6 +326,7 @@ class TagObjective(SoftClassObjective):
         words = batch.labels.words
         if self.crf:
             chain, allowed = model.head("crf"), structured.allowed_by(self.scheme, batch.labels.whole)
+            # A word's first piece has another number than the position before it.
             first_pieces = (words > 0) & (words != jnp.pad(words[:, :-1], ((0, 0), (1, 0))))
             path, _ = chain.decode(outputs, first_pieces, batch.sequence_ids, allowed)
             # The derivative of the log-partition by a tag's logit is the probability of the tag there.
@@ -329,6 +337,7 @@ class TagObjective(SoftClassObjective):
         shares = jax.nn.softmax(outputs, axis=-1)
         if self.decode == "mean":  # at each position, over all positions of the same word
             same = (words[:, :, None] == words[:, None, :]).astype(shares.dtype)
+            # In full float32: by default, TPUs multiply in bfloat16, which may change the best tag.
             sums = jnp.einsum("bts,bsc->btc", same, shares, precision=jax.lax.Precision.HIGHEST)
             shares = sums / same.sum(axis=-1, keepdims=True)
         return TagAnswer(shares.argmax(axis=-1).astype(jnp.int32), shares.max(axis=-1))
@@ -384,9 +393,12 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         """Reads CoNLL-U, CoNLL columns, or lists in JSON lines, Parquet and prepared data.
 
         BILOU and BMES tags become IOBES, and stray tags are corrected (with_entity_tags). Without label_required, a
-        file whose tags are all empty or _ is read as unlabelled. Raises UserError, with the line, for a word without a
-        tag where tags are required.
+        file whose tags are all empty or _ is read as unlabelled.
+
+        Raises:
+            UserError: A word has no tag, and tags are required. The message names the line.
         """
+        # Before the letters are converted, because a single stray tag would hide that a file is in BILOU or BMES.
         split = with_entity_tags(
             self.choose_reader(path)(path, columns, label_required), {*self.labels, *self.label_map}
         )
@@ -403,7 +415,10 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
 
         If all tags look like O, B-X, I-X, E-X or S-X, they mark entities: the label set then has all tags of the scheme
         for each type X, and the metrics are over entities. Labels are in the order in which the file names classes;
-        others follow, sorted, O first. Raises UserError for fewer than two tags.
+        others follow, sorted, O first.
+
+        Raises:
+            UserError: The file has fewer than two tags, or a metric compares entities and the tags mark none.
         """
         task = self
         if not task.labels:
@@ -413,6 +428,8 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
                 raise UserError(f"{train.path}: every tag is {only!r}; is task.label the right column?")
             named = train.class_names if tags <= set(train.class_names) else ()
             if structured.marks_entities(tags):
+                # A class that no word has and that is no entity tag is dropped; with it, the labels would no longer
+                # mark entities.
                 named = tuple(name for name in named if structured.marks_entities({*tags, name}))
                 tags = closed_set({*tags, *named})
             others = sorted(tags - set(named), key=lambda tag: (tag != "O", tag))
@@ -451,6 +468,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
             labels[spans(starts, trained_pieces)] = np.repeat(self.label_ids(split), trained_pieces)
             weights[spans(starts, trained_pieces)] = 1
             if structured.marks_entities(self.labels):
+                # Words without a tag are left out, as in the metrics.
                 irregular = irregular_tags([known_tags(sentence) for sentence in split.items])
         return TagRows(**vars(words), labels=labels, label_weights=weights, irregular_tags=irregular)
 
@@ -474,7 +492,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         return TagObjective(len(self.labels), self.decode, self.crf, self.costs, self.layer_mix, scheme)
 
     def measure(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> dict[str, float]:
-        """The metrics, from the predicted tag at each position.
+        """Computes the metrics from the predicted tag at each position.
 
         True entities are read from the file, even if the labels cannot tell adjacent ones apart.
         """
@@ -486,8 +504,10 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         return compute_metrics(TAGGING_METRICS, self.metrics, true_tags, predicted)
 
     def baseline(self, train: "TagRows", rows: "TagRows") -> tuple[str, dict[str, float]]:
+        # One tag per word, however many of its pieces are trained.
         tags = train.labels[train.word_starts].astype(int)[train.label_weights[train.word_starts] > 0]
         most = int(np.bincount(tags, minlength=len(self.labels)).argmax())
+        # One answer with the maximum length serves rows of any length.
         answer = TagAnswer(np.full(self.max_length, most), np.ones(self.max_length))
         return "majority tag", self.measure(rows, [answer] * rows.count)
 
@@ -507,7 +527,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         return objects
 
     def label_ids(self, split: Split[Sentence]) -> list[int]:
-        """The ids of all tags, in the scheme of the task's labels; an I-X replaces a B-X that these lack."""
+        """Returns all tags' ids, in the scheme of the task's labels; if these lack a B-X, I-X replaces it."""
         ids = []
         for sentence in split.items:
             lines = [line for line, tag in zip(sentence.lines, sentence.tags or (), strict=True) if tag != IGNORED]
@@ -590,11 +610,13 @@ class Baseline:
 
 
 def most_frequent_tag_baseline(train: Split[Sentence], test: Split[Sentence]) -> Baseline:
-    """Tags each word with its most frequent tag in train, and unknown words with the most frequent tag of all.
+    """Tags each word with its most frequent tag in train, and unknown words with the most frequent of all.
 
     This is the baseline of Jurafsky and Martin, Speech and Language Processing, chapter on part-of-speech tagging.
-    Words are compared as written; of equally frequent tags, the alphabetically first one is used. Raises UserError
-    for a file without tags.
+    Words are compared as written; of equally frequent tags, the alphabetically first one is used.
+
+    Raises:
+        UserError: A file has no tags.
     """
     pairs = []
     for split in (train, test):

@@ -45,6 +45,7 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
         return split
 
     def is_label(self, written: str) -> bool:
+        # parse_number returns infinity for other texts.
         return written in MISSING or abs(parse_number(written)) <= LARGEST
 
     def complete(self, train: Split[Sentence]) -> Task:
@@ -62,6 +63,8 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
         labels, weights = np.zeros(len(words.input_ids)), np.zeros(len(words.input_ids), np.float32)
         if split.labelled:
             numbers = _numbers(split)
+            # NaN would remain NaN even with weight 0. Labels are float64 until they are standardized
+            # (rows.standardized).
             labels[words.word_starts] = np.nan_to_num(numbers)
             weights[words.word_starts] = ~np.isnan(numbers)
         return LabelledWordRows(**vars(words), labels=labels, label_weights=weights, scale=self.scale)
@@ -77,7 +80,7 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
         return NumberObjective()
 
     def measure(self, rows: LabelledWordRows, answers: Sequence[Float[np.ndarray, "..."]]) -> dict[str, float]:
-        """The metrics over all words that have a number, from the prediction at each position."""
+        """Computes the metrics over all words with a number, from the prediction at each position."""
         known = rows.label_weights[rows.word_starts] > 0
         labels, predicted = rows.labels[rows.word_starts][known], rows.at_words(answers)[known]
         return compute_metrics(REGRESSION_METRICS, self.metrics, labels, self.in_units(predicted))
@@ -101,7 +104,7 @@ class NumberObjective(ScaledObjective):
 
 
 def _numbers(split: Split[Sentence]) -> Float64[np.ndarray, "W"]:
-    """The words' numbers; NaN if a word has none."""
+    """Parses the words' numbers; NaN if a word has none."""
     numbers = []
     for sentence in split.items:
         for line, written in zip(sentence.lines, sentence.tags or (), strict=True):

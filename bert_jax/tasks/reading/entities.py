@@ -25,15 +25,15 @@ class MarkedText(NamedTuple):
 
 
 def mark_entities(place: str, text: str, entities: Any) -> MarkedText:
-    """Finds the words of a text's entities.
+    """Splits a text into words, and finds the words of its entities.
 
     Args:
         place: The file, line and column, for messages.
-        entities: A list of EXPECTED, or of the results of Label Studio.
+        entities: A list of EXPECTED, or Label Studio's results.
 
     Raises:
-        UserError: An entity is malformed, is not in the text, or holds no word, or the text that it gives is not at
-            its characters.
+        UserError: An entity is malformed, is not in the text, or holds no word, or the text it gives is not at its
+            characters.
     """
     offsets = split_text(text)
     if not isinstance(entities, list):
@@ -54,6 +54,7 @@ def _entity(place: str, text: str, entity: Any) -> tuple[int, int, str]:
     """An entity's characters [start, end), and its label."""
     written = ""
     if isinstance(entity, list) and len(entity) >= 3:
+        # The label is the last of three values, as in spaCy and doccano, or the first one, as in Argilla.
         values = entity[:3] if isinstance(entity[2], str) else [*entity[1:3], entity[0]]
     else:
         fields = entity if isinstance(entity, Mapping) else {}
@@ -61,7 +62,9 @@ def _entity(place: str, text: str, entity: Any) -> tuple[int, int, str]:
         values = [next((fields[key] for key in keys if key in fields), None) for keys in (STARTS, ENDS, LABELS)]
         written = fields.get("text") or ""
     start, end, label = values
+    # Label Studio writes a list of labels, even for a single one.
     label = label[0] if isinstance(label, list) and len(label) == 1 else label
+    # isinstance would take true and false for integers.
     if type(start) is not int or type(end) is not int or not isinstance(label, str) or not label.strip():
         raise UserError(f"{place} is {entity!r:.80}; expected {EXPECTED}")
     if not 0 <= start < end <= len(text):
@@ -75,8 +78,9 @@ def _entity(place: str, text: str, entity: Any) -> tuple[int, int, str]:
 
 
 def entity_tags(spans: Sequence[Span], words: int) -> tuple[tuple[str, ...], int]:
-    """The tags (B-X, I-X, O) of a sentence's words, and the number of entities that overlap longer ones."""
+    """Tags a sentence's words (B-X, I-X, O); also returns how many entities overlap longer ones and are left out."""
     tags, lost = ["O"] * words, 0
+    # The longest entities come first, so of two that overlap the outer one is kept.
     for span in sorted(spans, key=lambda span: (span.first - span.end, span.first)):
         if any(tag != "O" for tag in tags[span.first : span.end]):
             lost += 1

@@ -1,7 +1,7 @@
 """Reads the inputs of predict and embed, from files, standard input and Python.
 
-In order: the texts and words of one record, the lines of predict, and the texts that embed streams. Errors name the
-line of the record.
+In order: the texts and words in one record, the lines of predict, and the texts that embed streams. Errors name the
+record's line.
 """
 
 import json
@@ -46,14 +46,14 @@ ENOUGH = 20  # characters of other scripts that show how they are split
 
 
 class InputRecord(NamedTuple):
-    """One input: a line of plain text, or the object in a line of JSON, or a text, a tuple of texts or an object."""
+    """One input: a line of plain text, the object in a JSON line, or a caller's text, tuple of texts or object."""
 
     line: int  # in its file, from 1
     content: str | tuple[str, ...] | Mapping[str, Any]
     tabs: bool = True  # whether tabs separate the texts of a plain line; in the texts of a caller they are white space
 
     def plain_texts(self) -> list[str]:
-        """The texts of a plain line, or of a tuple."""
+        """Splits a plain line into its texts, or lists a tuple's."""
         assert not isinstance(self.content, Mapping)
         if isinstance(self.content, tuple):
             return list(self.content)
@@ -70,14 +70,19 @@ class Words(NamedTuple):
 
 
 def record_texts(source: Path, record: InputRecord, names: Sequence[Sequence[str]], needed: int) -> list[str]:
-    """A record's texts: separated by tabs in a plain line, or the fields with these names.
+    """Returns a record's texts: separated by tabs in a plain line, or the fields with these names.
 
-    names has the possible field names, text by text, and the first `needed` texts are required. Raises UserError for a
-    text that is missing, empty or not a string, and for too many tabs.
+    Args:
+        names: The possible field names, text by text.
+        needed: How many of the texts are required, from the first.
+
+    Raises:
+        UserError: A text is missing, empty or not a string, or there are too many tabs.
     """
     if not isinstance(record.content, Mapping):
         texts: list[Any] = record.plain_texts()
         fields = ", ".join(choice[-1] for choice in names)
+        # In a caller's text, tabs separate nothing, so the advice for lines would not help.
         if len(texts) < needed and not record.tabs:
             raise UserError(
                 f"{source} line {record.line} is one text, but the task needs {needed}. Give a tuple, or an object "
@@ -96,9 +101,10 @@ def record_texts(source: Path, record: InputRecord, names: Sequence[Sequence[str
 
 
 def read_value(source: Path, record: InputRecord, names: Sequence[str], required: bool = True) -> Any:
-    """The value of the first of these fields that the object has, else None. Empty names are ignored.
+    """Returns the value of the first of these fields in the object, else None. Empty names are ignored.
 
-    Raises UserError for a missing field that is required, and for a plain line.
+    Raises:
+        UserError: A required field is missing, or the record is a plain line.
     """
     if not isinstance(record.content, Mapping):
         raise UserError(
@@ -117,9 +123,13 @@ def read_value(source: Path, record: InputRecord, names: Sequence[str], required
 
 
 def checked_text(source: Path, line: int, text: Any, part: str = "") -> str:
-    """The text unchanged. Raises UserError for one that is empty, not a string, or not encodable as UTF-8.
+    """Checks a text, and returns it unchanged.
 
-    A text that is a part, such as a token, may be empty.
+    Args:
+        part: Names a part of a text, such as a token, which may be empty.
+
+    Raises:
+        UserError: The text is empty, not a string, or cannot be encoded as UTF-8.
     """
     if not isinstance(text, str):
         raise UserError(f"{source} line {line}: {part and f'{part}: '}expected a string, got {text!r:.60}")
@@ -131,10 +141,12 @@ def checked_text(source: Path, line: int, text: Any, part: str = "") -> str:
 
 
 def record_words(source: Path, record: InputRecord, column: str = "", unit: str = CHARACTERS) -> Words:
-    """A record's words: the list in its `column`, `tokens` or `words`, or its text, split by split_text.
+    """Returns a record's words: the list in `column`, `tokens` or `words`, or its text, split by split_text.
 
-    If there are tokens and a text, the tokens are located in the text, in order. Raises UserError as record_texts does,
-    and for a token that the text lacks.
+    If there are tokens and a text, the tokens are located in the text, in order.
+
+    Raises:
+        UserError: As in record_texts, or the text lacks a token.
     """
     lists = list | tuple | np.ndarray  # in rows of a caller, tuples and arrays stand for lists
     tokens = None
@@ -155,11 +167,13 @@ def record_words(source: Path, record: InputRecord, column: str = "", unit: str 
     # As in training, a token may be white space or empty.
     words = tuple(checked_text(source, record.line, token, f"token {number}") for number, token in enumerate(tokens))
     text = read_value(source, record, ("text",), required=False)
+    # The column of tokens may itself be called `text`.
     if text is None or text is tokens:
         return Words(words, None, None)
     checked_text(source, record.line, text)
     offsets, end = [], 0
     for word in words:
+        # From the end of the last token, so that a repeated word is located at its own place.
         start = text.find(word, end)
         if start < 0:
             raise UserError(f"{source} line {record.line}: the token {word!r} is not in the text after character {end}")
@@ -169,7 +183,7 @@ def record_words(source: Path, record: InputRecord, column: str = "", unit: str 
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
-    """A raw text's words, as [start, end) in characters.
+    """Splits a raw text into words, as [start, end) in characters.
 
     White space separates words. A character of Unicode's categories P (punctuation) and S (symbols) is a word of its
     own, nearly as in treebanks and CoNLL files, together with following combining characters (category M, such as the
@@ -180,6 +194,8 @@ def split_words(text: str) -> list[tuple[int, int]]:
     start = None
     for place, character in enumerate(text):
         category = unicodedata.category(character)[0]
+        # A combining character directly after a mark, such as an emoji, belongs to it. After a letter, it continues the
+        # word below.
         if start is None and words and words[-1][1] == place and (category == "M" or character == JOINER):
             words[-1] = (words[-1][0], place + 1)
             continue
@@ -207,7 +223,7 @@ def split_text(text: str, unit: str = CHARACTERS) -> list[tuple[int, int]]:
 def cut_words(
     text: str, offsets: Sequence[tuple[int, int]], borders: Collection[int], everywhere: bool = False
 ) -> list[tuple[int, int]]:
-    """Splits words at those borders (characters of the text) that are next to a character of a script without spaces.
+    """Splits words at those borders (characters in the text) next to a character from a script without spaces.
 
     With `everywhere`, at all borders. Marks and joiners stay with the character before them.
     """
@@ -232,6 +248,7 @@ def unit_of_words(sentences: Iterable[Sequence[str]]) -> str:
         letters = [character for character in word if character.isalnum()]
         for character in letters:
             other = not is_unspaced(character)
+            # As indices, False is 0 and True is 1.
             total[other] += count
             single[other] += count * (len(letters) == 1)
     if not total[0] or single[0] < SINGLE * total[0]:
@@ -269,24 +286,30 @@ def form_of_line(text: str) -> str:
 
 
 def without_blank_json(lines: Iterable[Line], form: str) -> Iterator[Line]:
-    """The lines that hold inputs: as in task files, JSON lines that are blank do not."""
+    """Drops blank lines from JSON lines, because, as in task files, they hold no input."""
     return (line for line in lines if form != "jsonl" or line[1].strip())
 
 
 def windows(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     """The items in lists of `size`; the last list may be shorter."""
     remaining = iter(items)
+    # The first empty list ends the iteration.
     return iter(lambda: list(islice(remaining, size)), [])
 
 
 def stream_windows(stream: IO[bytes], size: int) -> Iterator[list[Line]]:
-    """The lines of a stream, without line ends, in lists of at most `size` lines.
+    """Yields a stream's lines, without line ends, in lists of at most `size` lines.
 
     A list is yielded as soon as reading more would wait. A program that writes a line into a pipe and waits for its
-    prediction therefore receives it. Raises UserError for a line that is not UTF-8.
+    prediction therefore receives it.
+
+    Raises:
+        UserError: A line is not UTF-8.
     """
     number, unfinished = 0, b""
     waiting: list[bytes] = []
+    # os.read returns what the pipe holds. stream.read would wait for CHUNK bytes, and its buffer would hide lines from
+    # select.
     while chunk := os.read(stream.fileno(), CHUNK):
         # The last part has no line end yet.
         *lines, unfinished = (unfinished + chunk).split(b"\n")
@@ -315,16 +338,19 @@ def _decoded(lines: list[bytes], before: int) -> list[Line]:
 def to_record(
     source: Path, number: int, content: str | tuple[str, ...] | Mapping[str, Any], form: str, words: bool
 ) -> InputRecord:
-    """A line, or an object of the caller, as an InputRecord.
+    """Makes an InputRecord from a line, or from a caller's object.
 
-    With `words`, a line of text holds words separated by white space. Raises UserError for a line of the form jsonl
-    that is not a JSON object.
+    Args:
+        words: Whether a line of text holds words separated by white space.
+
+    Raises:
+        UserError: A line of the form jsonl is not a JSON object.
     """
     if not isinstance(content, str):
         return InputRecord(number, content, tabs=False)
     if form not in ("text", PYTHON):
         return InputRecord(number, json_object(f"{source} line {number}", content))
-    # The text gives the words their offsets.
+    # The text gives the words their offsets. A line without words stays a text, so that the reader reports it as empty.
     if words and content.split():
         return InputRecord(number, {"tokens": content.split(), "text": content})
     return InputRecord(number, content, tabs=form == "text")
@@ -341,19 +367,22 @@ Texts = tuple[str, ...]  # one text, or the two of a pair
 
 
 def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str = "") -> Iterator[Texts]:
-    """A file's texts in order; only a part is in memory at a time.
+    """Yields a file's texts in order; only a part is in memory at a time.
+
+    Blank lines between JSON lines are skipped.
 
     Args:
-        form: by default, by the ending of the name; a Parquet file may stand for several (files_read). In lines of
+        form: By default, by the ending of the name; a Parquet file may stand for several (files_read). In lines of
             text, a tab separates the two texts of a pair. In the other forms, a text may hold line ends and tabs.
-        text: the field or column of texts; empty: `text`. CSV and TSV have a header line, unless both names are
+        text: The field or column of texts; empty: `text`. CSV and TSV have a header line, unless both names are
             numbers, from 0.
-        text_pair: the field or column of the second text of a pair.
+        text_pair: The field or column of the second text of a pair.
 
-    Raises UserError, with file and line, for a missing file, a missing field, a value that is not a text, names for
-    lines of text, and form auto for a .json file without rows (tables.json_form). Blank lines between JSON lines are
-    skipped.
+    Raises:
+        UserError: The file or a field is missing, a value is not a text, names are given for lines of text, or form is
+            auto for a .json file without rows (tables.json_form). The message names the line.
     """
+    # This function is no generator, so mistakes in its arguments raise at the call, and not with the first text.
     if form not in STREAM_FORMS:
         raise UserError(f"unknown --form {form!r}; choose from {', '.join(STREAM_FORMS)}")
     form = _stream_form(path, form)
@@ -379,7 +408,7 @@ def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str =
 
 
 def files_read(path: Path, form: str = "auto") -> list[Path]:
-    """The files whose texts read_stream returns: path, or all files of the Parquet data set that it begins."""
+    """Lists the files that read_stream reads: path, or all files in the Parquet data set that it begins."""
     return data_set_files(path) if _stream_form(path, form) == "parquet" else [path]
 
 

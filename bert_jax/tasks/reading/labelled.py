@@ -49,8 +49,10 @@ def read_table(
     In JSON, Parquet and prepared data, a label may be the number of a class. It becomes the class's name if the file
     gives it, or the label with this index in `labels` unless these are numbers. true and false become `true` and
     `false`; a null text becomes an empty one. A file whose labels are all empty, null or -1 is unlabelled. Without
-    label_required, so is a file without the label column, and single labels may be missing. Raises UserError for a
-    column that is not set or missing, for a missing label that is required, and for whatever read_records rejects.
+    label_required, so is a file without the label column, and single labels may be missing.
+
+    Raises:
+        UserError: A column is not set or missing, a required label is missing, or as in read_records.
     """
     marks = [Column(name, "marks") for name in columns.marks]
     table, labelled = read_labelled(path, columns, marks, label_required, ragged_lines)
@@ -78,8 +80,14 @@ def read_labelled(
 ) -> tuple[Table, bool]:
     """Reads the columns text, text_pair (unless it has no name), the labels, and `others`.
 
-    label_names are the columns of labels, by default one, columns.label. Also returns whether the table is labelled.
-    Raises UserError for columns that are not set, and for a file without labels if they are required.
+    Args:
+        label_names: The columns of labels; by default one, columns.label.
+
+    Returns:
+        The table, and whether it is labelled.
+
+    Raises:
+        UserError: A column is not set, or labels are required and the file has none.
     """
     for role, name in (("text", columns.text), ("label", columns.label)):
         if not name and (role == "text" or label_required):
@@ -93,6 +101,7 @@ def read_labelled(
         *(Column(name, "label", required=label_required) for name in label_names),
         *others,
     ]
+    # The order of `requested` is the order of the values: LABEL is the index of the first label.
     table = read_records(path, requested, ragged_lines)
     labels = slice(LABEL, LABEL + len(label_names))
     labelled = bool(columns.label) and all(table.present[labels])
@@ -110,13 +119,19 @@ def read_labelled(
 
 
 def mark_words(path: Path, line: int, texts: Sequence[str], borders: Sequence[Any]) -> list[str]:
-    """Puts one word per text between marks: "to * place * it". borders has its characters [start, end) by text.
+    """Puts one word per text between marks: "to * place * it".
 
     The word's tokens do not change, and any encoder with a classification head can be used. The baseline of Wang et al.
     2019b instead classifies the words' vectors concatenated with the vector of [CLS], which needs a special head.
-    Raises UserError, with file and line, for borders that are not inside the text.
+
+    Args:
+        borders: The word's characters [start, end), text by text.
+
+    Raises:
+        UserError: Borders are not inside the text. The message names the line.
     """
     marked = []
+    # TSV and CSV hold numbers as texts.
     places = [int(value) if isinstance(value, str) and value.isdecimal() else value for value in borders]
     for text, start, end in zip(texts, places[::2], places[1::2], strict=True):
         if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(text)):
@@ -156,6 +171,7 @@ def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequ
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, bool):
+        # Before int, because bool is a subclass of it.
         written, number = str(value).lower(), int(value)
     elif isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         number = int(value)
@@ -164,11 +180,13 @@ def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequ
         return repr(value)
     else:
         raise UserError(f"{path} line {line}: {value!r:.40} is not a label; expected a text, a number, true or false")
+    # A value that is a label as it is written stays one, before it may count as the number of a class.
     if written in labels:
         return written
     # A class may have the name of a label of the task, in another spelling.
     if written != str(number) and (same := same_names([written], labels)):
         return same[written]
+    # The labels may be the numbers of classes, although this file names them.
     if str(number) in labels:
         return str(number)
     numbered = any(label.removeprefix("-").isdecimal() for label in labels)
@@ -186,8 +204,10 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
     of the file, or else an index in `labels` unless these are numbers; in texts, labels separated by commas (or another
     one, see recognize_separator), or a list or set in brackets (['a', 'b']), as pandas writes it. Or it names several
     columns, separated by commas: each is a label, and holds 1 or 0 (or true or false). A file without the columns, or
-    whose columns are all empty, null or -1, is unlabelled. Raises UserError, with file and line, for other values, and
-    for a missing label column that is required.
+    whose columns are all empty, null or -1, is unlabelled.
+
+    Raises:
+        UserError: A value is none of these, or a required label column is missing. The message names the line.
     """
     names = [name.strip() for name in columns.label.split(",")]
     table, known = read_labelled(path, columns, (), label_required, label_names=names)
@@ -199,6 +219,7 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
         sets = [opened(record.values[LABEL]) for record in table.records]
         if [0, 1] in sets and [1, 0] in sets and all(item in ([0, 1], [1, 0]) for item in sets):
             raise _value_for_each_class(f"{path}: column {columns.label!r}", sets[0])
+    # One for the whole file, because a text with a single label does not show it.
     separator = (
         recognize_separator([record.values[LABEL] for record in table.records], by_number) if len(names) == 1 else ","
     )
@@ -224,15 +245,16 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
 
 
 def recognize_separator(values: Sequence[Any], labels: Sequence[str]) -> str:
-    """What separates labels in a column of texts: a comma, or one of SEPARATORS if that is what the column shows.
+    """Recognizes what separates labels in a column of texts: a comma, unless the column shows one of SEPARATORS.
 
-    It shows it if no text that it separates has a comma or an empty part, and one of the parts also occurs elsewhere,
-    so that it is a label. If `labels` are known, all parts must be among them instead.
+    It shows a separator if no text has a comma, no part between separators is empty, and some part also occurs
+    elsewhere, as labels do. If `labels` are known, all parts must be among them instead.
     """
     cells = {value.strip() for value in values if isinstance(value, str) and opened(value) is value}
     if any("," in cell for cell in cells):
         return ","
     for separator in SEPARATORS:
+        # Some files also end the last label with a separator.
         split = [[part.strip() for part in cell.rstrip(separator).split(separator)] for cell in cells]
         counts = Counter(part for parts in split for part in {*parts})
         joined = {part for parts in split if len(parts) > 1 for part in parts}
@@ -250,6 +272,7 @@ def _listed(place: str, value: Any, by_number: Sequence[str], separator: str) ->
     value = content if isinstance(content, list) else value  # a label may be in braces
     if isinstance(value, str):
         in_brackets = value.strip().startswith("[") and value.strip().endswith("]")
+        # A list that cannot be parsed is refused below, instead of being split at its commas.
         if not (in_brackets and _OF_LISTS.search(value)):
             value = [part.strip() for part in value.split(separator) if part.strip()]
     if not isinstance(value, list) or not all(isinstance(label, str | int) for label in value):
@@ -257,6 +280,7 @@ def _listed(place: str, value: Any, by_number: Sequence[str], separator: str) ->
             f"{place} holds {value!r:.60}; expected a list of labels, such as ['a', 'b'], or a text that separates "
             "them by commas"
         )
+    # Numbers of classes do not repeat, but [0, 1, 0] does: one value for each of three classes.
     repeated = len({*value}) < len(value) and {*value} <= {0, 1}
     if repeated or any(isinstance(label, bool) for label in value):
         raise _value_for_each_class(place, value)
@@ -284,8 +308,10 @@ Group = list[tuple[int, list[str]]]  # the line and the fields of each word of a
 def read_conllu(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
     """Reads CoNLL-U: words from FORM and tags from UPOS, unless columns names others.
 
-    Lines of multiword tokens (1-2) and empty nodes (1.1) are not words and are skipped. Raises UserError for a line
-    without the ten columns, an unknown column name, and a file without words.
+    Lines of multiword tokens (1-2) and empty nodes (1.1) are not words and are skipped.
+
+    Raises:
+        UserError: A line lacks the ten columns, a column name is unknown, or the file has no words.
     """
     groups: list[Group] = [[]]
     for number, line in numbered_lines(path):
@@ -310,16 +336,18 @@ def read_conllu(path: Path, columns: Columns, label_required: bool) -> Split[Sen
 def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
     """Reads CoNLL columns: one word per line, columns separated by tabs or spaces, blank lines between sentences.
 
-    Words are in column 0 and tags in the last column, unless columns gives other numbers; names in the first line
-    make it a table (read_word_table). Lines of DOCUMENT_MARK and
-    comments (_is_comment) are not words. Lines of CoNLL-U are read as such (read_conllu). Without label_required, a
-    file of one column is read as unlabelled. Raises UserError for a line with more or fewer columns than the first
-    word, a missing column, and a file without words.
+    Words are in column 0 and tags in the last column, unless columns gives other numbers; names in the first line make
+    it a table (read_word_table). Lines of DOCUMENT_MARK and comments (_is_comment) are not words. Lines of CoNLL-U are
+    read as such (read_conllu). Without label_required, a file of one column is read as unlabelled.
+
+    Raises:
+        UserError: A line has more or fewer columns than the first word, a column is missing, or the file has no words.
     """
     lines = [(number, _fields(line)) for number, line in numbered_lines(path)]
     words = [fields for _, fields in lines if fields and not fields[0].startswith(("#", DOCUMENT_MARK))]
     if words and all(len(fields) == len(CONLLU_COLUMNS) and _CONLLU_ID.fullmatch(fields[0]) for fields in words):
         return read_conllu(path, columns, label_required)
+    # Only a table with a header has columns with names.
     names = {name for name in (columns.text, columns.label) if name and not is_number(name)}
     if names and names <= {*first_fields(path)}:
         return read_word_table(path, columns, label_required)
@@ -329,6 +357,7 @@ def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sent
     word_column = column_index(path, [], width, columns.text or "0", "text")
     known = width > 1 or label_required
     tag_column = column_index(path, [], width, columns.label or "-1", "label") if known else None
+    # The tags of words tell the word # from a comment.
     tags = {fields[tag_column] for fields in words if len(fields) == width} if tag_column is not None else set()
     groups: list[Group] = [[]]
     comments = 0
@@ -351,15 +380,16 @@ def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sent
 
 
 def has_conll_columns(path: Path, columns: Columns, is_tag: Callable[[str], bool]) -> bool:
-    """Whether a file of any name is CoNLL columns: its lines have equally many columns, and tags in the column of tags.
+    """Whether a file, whatever its name, has CoNLL columns: equally many in all lines, with tags in their column.
 
-    A file of one column is, too, if blank lines separate its words.
+    A file of one column qualifies too, if blank lines separate its words.
     """
     width, blank, separated = 0, False, False
     tag_column = int(columns.label) if is_number(columns.label) else -1
     for _, line in numbered_lines(path):
         fields = _fields(line)
         if not fields or fields[0].startswith(("#", DOCUMENT_MARK)):
+            # Blank lines at the beginning or the end of the file separate nothing, so they count only between words.
             blank = blank or bool(width)
             continue
         width, separated = width or len(fields), separated or blank
@@ -371,16 +401,19 @@ def has_conll_columns(path: Path, columns: Columns, is_tag: Callable[[str], bool
 
 
 def _fields(line: str) -> list[str]:
-    """The columns of a line; none of a blank line."""
+    """Splits a line into its columns; a blank line has none."""
     if not line.strip():
         return []
+    # With tabs, a word may contain spaces. split() without an argument would also split words at other white space,
+    # such as U+3000 or U+00A0.
     return line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
 
 
 def _is_comment(fields: list[str], width: int, tag_column: int | None, tags: Collection[str]) -> bool:
-    """Whether a line that begins with # before the first word of a sentence is a comment (# id 3), not a word (# O).
+    """Whether a line that begins with #, before a sentence's first word, is a comment (# id 3) and not a word (# O).
 
-    It is one if it has another number of columns than words have, or a lone # and no tag of the other words.
+    It is one if its number of columns differs from the words', or if it has a lone # and, in the column for tags, no
+    tag of another word.
     """
     if len(fields) != width:
         return True
@@ -413,7 +446,10 @@ def read_word_table(path: Path, columns: Columns, label_required: bool) -> Split
     """Reads CSV or TSV with a word on each line, or lists of the words and tags of a sentence (read_word_lists).
 
     A sentence ends where the column of sentences (_SENTENCES) has another value, empty ones apart; without such a
-    column, at a blank line. Raises UserError for a file with neither, and as delimited_records does.
+    column, at a blank line.
+
+    Raises:
+        UserError: The file has neither, or as in delimited_records.
     """
     header = first_fields(path)
     names = [name for name in header if _SENTENCES.fullmatch(re.sub(r"[^a-z]", "", name.lower()))]
@@ -422,6 +458,7 @@ def read_word_table(path: Path, columns: Columns, label_required: bool) -> Split
             f"{path} has one word on each line and a header; name its columns of words and of tags by task.text and "
             f"task.label (in predict, evaluate and embed: --text). Its columns are: {', '.join(header)}"
         )
+    # As in CoNLL columns, words are first and tags last by default.
     filled = columns.filled(Columns("0", "", "-1"))
     requested = [
         Column(filled.text, "text"),
@@ -439,6 +476,7 @@ def read_word_table(path: Path, columns: Columns, label_required: bool) -> Split
         after_blank = not names and line - last_line - word.count("\n") > 1
         if groups[-1] and (after_blank or (names and sentence and sentence != number)):
             groups.append([])
+        # An empty value continues the sentence, because some tables number only its first word.
         last_line, number = line, sentence or number
         groups[-1].append((line, [word, tag or ""]))
     _check_words(path, groups)
@@ -456,11 +494,13 @@ def read_word_lists(path: Path, columns: Columns, label_required: bool, labels: 
     """Reads sentences from JSON lines, Parquet or prepared data, or from lists that CSV holds as texts.
 
     The words are in column text (default `tokens`), their labels in column label (default `labels`). Labels become
-    texts: null an empty one, and the number of a class its name if the file gives it, or the label with this index in
-    `labels` unless these are numbers; -1 is no class, and -100 stays IGNORED. A text instead of a list of words has
-    entities as labels (mark_entities) or, in CSV, a label for each of its words between spaces. Without
-    label_required, a file without the label column, or with nulls and empty lists alone, is read as unlabelled. Raises
-    UserError, with file and line, for a value that is not a list of words, and for labels that are not one per word.
+    texts: null becomes empty, and a class number its name if the file gives it, or the label with this index in
+    `labels` unless these are numbers; -1 is no class, and -100 stays IGNORED. If a text stands in place of a word list,
+    its labels are entities (mark_entities) or, in CSV, one label for each word between spaces. Without label_required,
+    a file without the label column, or with nulls and empty lists alone, is read as unlabelled.
+
+    Raises:
+        UserError: A value is not a list of words, or labels are not one per word. The message names the line.
     """
     requested = [
         Column(columns.text or "tokens", "text"),
@@ -471,6 +511,7 @@ def read_word_lists(path: Path, columns: Columns, label_required: bool, labels: 
     if not is_stored(path):
         records = [record._replace(values=tuple(map(opened, record.values))) for record in records]
     names = table.class_names[1]
+    # The items are texts instead of lists of words: with entities or, in CSV, with words between spaces.
     if all(isinstance(words, str) for _, (words, _) in records):
         if all(_are_entities(values) for _, (_, values) in records):
             return _read_entities(path, records, requested, label_required)
@@ -524,4 +565,5 @@ def _written(label: Any, names: Sequence[str]) -> str:
         return names[label]
     if label is None or (names and label == -1):
         return ""
+    # The number -100 becomes IGNORED.
     return label.strip() if isinstance(label, str) else repr(label)

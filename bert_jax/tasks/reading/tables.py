@@ -32,10 +32,10 @@ from bert_jax.storage.remote import first_line
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of texts and labels: header names, or numbers from 0 (a negative number counts from the end).
+    """The columns with texts and labels: header names, or numbers from 0 (a negative number counts from the end).
 
-    marks is for a task that asks about a word of each text (labelled.mark_words): the columns of the word's first
-    character and of its exclusive end, first for text and then for text_pair.
+    marks is for a task that asks about one word in each text (labelled.mark_words): the columns with the word's first
+    character and its exclusive end, first for text and then for text_pair.
     """
 
     text: str = ""
@@ -91,15 +91,18 @@ def _has_column(names: list[str], width: int, name: str) -> bool:
 
 
 def column_index(path: Path, names: list[str], width: int, name: str, role: str) -> int:
-    """The index of a column, from 0, in a table of `width` columns with the header `names`, which may be empty.
+    """Finds a column's index, from 0, in a table with `width` columns and the header `names`, which may be empty.
 
-    Raises UserError for a missing column and for a repeated name.
+    Raises:
+        UserError: The column is missing, or several have this name.
     """
     if not _has_column(names, width, name):
         known = f"its columns are: {', '.join(names)}" if names else f"it has columns 0 to {width - 1} and no header"
         raise UserError(f"{path} has no column {name!r}; {known}. {_advice(role)}")
     if names.count(name) > 1:
         raise UserError(f"{path} has {names.count(name)} columns named {name!r}. Rename all but one")
+    # A name in the header comes first, because a column may itself be called 2. The remainder turns a number that
+    # counts from the end into an index.
     return names.index(name) if name in names else int(name) % width
 
 
@@ -111,12 +114,12 @@ KIND_OF_ENDING = {".conllu": "conllu", ".json": "squad", **dict.fromkeys((".conl
 
 
 def plain_name(path: Path) -> str:
-    """A file's name without the ending of its compression."""
+    """Returns a file's name without the ending for its compression."""
     return path.name.removesuffix(path.suffix) if path.suffix.lower() in COMPRESSED else path.name
 
 
 def ending(path: Path) -> str:
-    """The ending of plain_name, in lower case, such as .csv."""
+    """Returns the ending of plain_name, in lower case, such as .csv."""
     return Path(plain_name(path)).suffix.lower()
 
 
@@ -126,7 +129,7 @@ def kind_of_file(path: Path) -> str:
 
 
 def json_form(path: Path) -> str:
-    """What a file of JSON holds: `lines`, `rows` (a list of objects) or `squad`; empty for other files.
+    """Recognizes what a JSON file holds: `lines`, `rows` (a list of objects) or `squad`; empty for other files.
 
     A .json file may hold any of these: the scripts of transformers and `to_json` of `datasets` and pandas write lines
     or rows, also rows under the key `data`.
@@ -135,12 +138,15 @@ def json_form(path: Path) -> str:
         return "lines"
     if ending(path) != ".json" or not path.is_file():
         return "squad" if ending(path) == ".json" else ""
+    # The time and the size are part of the cache's key, so that a file that has changed is read again.
     stat = path.stat()
     return _json_form(path, stat.st_mtime_ns, stat.st_size)
 
 
 @functools.lru_cache(maxsize=256)
 def _json_form(path: Path, changed: int, size: int) -> str:
+    # One line usually decides, so that a large file is not parsed as a whole: an object without `data`, or one that
+    # further lines follow, is a row.
     lines = (line for _, line in numbered_lines(path) if line.strip())
     first = next(lines, "")
     content = _json_value(first)
@@ -155,7 +161,7 @@ def _json_form(path: Path, changed: int, size: int) -> str:
 
 
 def _json_value(text: str) -> Any:
-    """The value of a text of JSON, None for another text."""
+    """Parses a text as JSON; returns None if it is not."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -174,6 +180,7 @@ def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         content = json.loads("\n".join(line for _, line in numbered_lines(path)))
     except (ValueError, RecursionError) as error:
+        # Nesting that is too deep and integers that are too long raise errors without a line.
         line = getattr(error, "lineno", 1)
         raise UserError(f"{path} line {line} is not JSON ({first_line(error)}). Correct the file") from error
     for number, row in enumerate(content["data"] if isinstance(content, dict) else content, 1):
@@ -201,18 +208,23 @@ def check_file(path: Path) -> None:
 
 
 def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The numbers, from 1, and the lines of a text file, with their line ends.
+    """Yields a text file's line numbers, from 1, and its lines with their ends.
 
-    Only a line feed ends a line (texts hold U+2028 and the like); a byte-order mark is dropped. Raises UserError
-    for a missing file, a folder, a damaged compressed file, and bytes that are not UTF-8.
+    Only a line feed ends a line (texts hold U+2028 and the like); a byte-order mark is dropped.
+
+    Raises:
+        UserError: The file is missing, a folder, damaged, or not UTF-8.
     """
     check_file(path)
     number = 0
     try:
+        # In binary, because text mode would also end lines at a lone carriage return. Each line is decoded on its own,
+        # so that an error can name it.
         with path.open("rb") as stored:
             suffix = path.suffix.lower()
             stream = decompressed(stored, suffix) if suffix in COMPRESSED else stored
             for number, line in enumerate(stream, start=1):
+                # Only the first line may begin with a byte-order mark; elsewhere U+FEFF is part of the text.
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} line {number} is not UTF-8 ({error.reason}). Convert the file to UTF-8") from error
@@ -221,7 +233,7 @@ def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """decoded_lines without the line ends."""
+    """Yields the lines of decoded_lines without their ends."""
     for number, line in decoded_lines(path):
         yield number, line.rstrip("\r\n")
 
@@ -245,9 +257,10 @@ _FIRST = re.compile(r"(?P<name>.+)-00000-of-(?P<count>\d{5})(?P<digits>-[0-9a-f]
 
 
 def data_set_files(path: Path) -> list[Path]:
-    """The files of the data set whose first file is `path`, in order, existing or not; otherwise `path` alone.
+    """Lists the files of the data set whose first file is `path`, in order, existing or not; else `path` alone.
 
-    Raises UserError if two files, which differ in their digits, have the same number.
+    Raises:
+        UserError: Two files, which differ in their digits, have the same number.
     """
     match = _FIRST.fullmatch(path.name)
     if not match:
@@ -260,22 +273,25 @@ def data_set_files(path: Path) -> list[Path]:
             continue
         digits = "[0-9a-f]" * 16
         matches = sorted(path.parent.glob(f"{glob.escape(start)}-{digits}.parquet"))
+        # A missing file keeps a name, by which its reader reports it.
         files.append(_only(matches) or path.with_name(start + match["digits"] + ".parquet"))
     return files
 
 
 def first_file(folder: Path, name: str) -> Path | None:
-    """The file NAME-00000-of-....parquet in a folder, or None.
+    """Finds the file NAME-00000-of-....parquet in a folder; None if there is none.
 
-    Raises UserError if there are two, which belong to different data sets.
+    Raises:
+        UserError: There are two, which belong to different data sets.
     """
     paths = folder.glob(name + "-00000-of-*.parquet")
     return _only(sorted(path for path in paths if _FIRST.fullmatch(path.name)))
 
 
 def check_apart(files: Mapping[str, Path]) -> None:
-    """Raises UserError if the file of one split also belongs to another split, which consists of several files."""
+    """Raises UserError if one split's file also belongs to another split that consists of several files."""
     for split, path in files.items():
+        # By resolved paths, because a link or a relative path may name the same file.
         others = {file.resolve() for file in data_set_files(path)[1:]}
         for other, file in files.items():
             if file.resolve() in others:
@@ -306,6 +322,7 @@ def opened(value: Any) -> Any:
     text = value.strip() if isinstance(value, str) else ""
     if not any(text.startswith(begin) and text.endswith(end) for begin, end in _BRACKETS):
         return value
+    # JSON first, because Python has other names for null, true and false.
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -317,6 +334,7 @@ def opened(value: Any) -> Any:
         if (tokenize.STRING, tokenize.STRING) in itertools.pairwise(kinds):
             return value
         content = ast.literal_eval(_AsLiterals().visit(ast.parse(text, mode="eval")))
+        # The order of a set of texts differs between processes, because Python randomizes their hashes.
         content = sorted(content, key=str) if isinstance(content, set) else content
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError):
         return value
@@ -344,11 +362,18 @@ CSV_ADVICE = 'Quote a field that contains commas, quotes or line ends, and doubl
 def delimited_records(
     path: Path, columns: Sequence[Column], quoted: bool, on_ragged: Callable[[UserError], None] | None = None
 ) -> tuple[tuple[bool, ...], Iterator[TableRow]]:
-    """Whether a file has these columns, and its records one by one: CSV if quoted, else TSV.
+    """Reads CSV or TSV, record by record.
 
-    The line of a CSV record is the one on which it ends, because a quoted field may contain line ends. on_ragged gets
-    the error for a record with another number of fields than the first line, which is raised without it. An empty file
+    The line of a CSV record is the one on which it ends, because a quoted field may contain line ends. An empty file
     has no records.
+
+    Args:
+        quoted: Whether the file is CSV; otherwise it is TSV.
+        on_ragged: Gets the error for a record whose number of fields differs from the first line's; without it, the
+            error is raised.
+
+    Returns:
+        Whether the file has each of the columns, and the records.
     """
     lines = _delimited_lines(path, quoted)
     first = next(lines, None)
@@ -357,6 +382,7 @@ def delimited_records(
     # Numbers of columns, unlike names, need no header.
     has_header = not all(is_number(column.name) for column in columns if column.name)
     names, width = first[1] if has_header else [], len(first[1])
+    # None stands for an optional column that the file lacks.
     indices = [
         column_index(path, names, width, column.name, column.role)
         if column.required or _has_column(names, width, column.name)
@@ -381,7 +407,7 @@ def delimited_records(
 
 
 def first_fields(path: Path) -> list[str]:
-    """The fields of the first line of CSV (by the ending) or TSV; none of an empty file."""
+    """Reads the first line's fields from CSV (by the ending) or TSV; an empty file has none."""
     return next((fields for _, fields in _delimited_lines(path, ending(path) == ".csv")), [])
 
 
@@ -390,6 +416,7 @@ def _delimited_lines(path: Path, quoted: bool) -> Iterator[tuple[int, list[str]]
         yield from ((number, line.split("\t")) for number, line in numbered_lines(path) if line)
         return
     csv.field_size_limit(LONGEST_FIELD)
+    # Lines keep their ends, which belong to the text of a quoted field.
     lines = (line for _, line in decoded_lines(path))
     first = next(lines, "")
     reader = csv.reader(itertools.chain([first], lines), delimiter=field_separator(first), strict=True)
@@ -397,6 +424,8 @@ def _delimited_lines(path: Path, quoted: bool) -> Iterator[tuple[int, list[str]]
         # csv.Error does not say on which line its record began.
         before = reader.line_num
         try:
+            # In strict mode a quote that is never closed raises an error. Otherwise it would swallow the rest of the
+            # file.
             fields = next(reader, None)
         except csv.Error as error:
             raise UserError(f"{path} line {before + 1} is not CSV ({error}). {CSV_ADVICE}") from error
@@ -410,6 +439,8 @@ def _delimited_lines(path: Path, quoted: bool) -> Iterator[tuple[int, list[str]]
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Of equal keys, json.loads would silently keep the last value. KeyError, unlike ValueError, cannot be mistaken for
+    # malformed JSON.
     value = dict(pairs)
     if len(value) < len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -427,13 +458,14 @@ def json_object(source: str, line: str) -> dict[str, Any]:
         raise UserError(f"{source} is not JSON ({first_line(error)}). Write one object per line") from error
     if not isinstance(value, dict):
         raise UserError(f"{source} is not a JSON object: {line:.40}. Write {{...}} per line, with columns as keys")
+    # Only an escape can produce half of a surrogate pair, so most lines need no second pass.
     if "\\ud" in line.lower() and not is_unicode(json.dumps(value, ensure_ascii=False)):
         raise UserError(f"{source} contains half of a surrogate pair, which is not a character. Correct the line")
     return value
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The numbers, from 1, and the objects of the lines that are not blank."""
+    """Yields the numbers, from 1, and the objects in the lines that are not blank."""
     for number, line in numbered_lines(path):
         if line.strip():
             yield number, json_object(f"{path} line {number}", line)
@@ -483,6 +515,7 @@ def parquet_rows(files: Iterable[Path], names: Collection[str]) -> Iterator[tupl
 @contextlib.contextmanager
 def _parquet_file(path: Path) -> Iterator[pq.ParquetFile]:
     try:
+        # The yield is inside, because some damage shows only when the caller reads the rows.
         with pq.ParquetFile(path) as content:
             yield content
     except (pa.ArrowException, OSError) as error:
@@ -512,12 +545,13 @@ def _read_parquet(path: Path, columns: Sequence[Column]) -> Table:
 
 
 def _class_names(schema: pa.Schema, columns: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """The names of classes, single or in lists, that `datasets` wrote into the schema, by column."""
+    """Returns, by column, the class names that `datasets` wrote into the schema for classes or lists of them."""
 
     def names(feature: Any) -> tuple[str, ...]:
         return tuple(feature.get("names") or names(feature.get("feature"))) if isinstance(feature, dict) else ()
 
     try:
+        # Metadata of another form names no classes; the rows can be read all the same.
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
         return {name: names(features[name]) for name in columns if name in features and names(features[name])}
     except (ValueError, AttributeError):
@@ -590,6 +624,7 @@ def whole_rows(path: Path, header: bool = True) -> list[dict[str, Any]]:
         return []
     width = len(lines[0])
     names = lines[0] if header else list(map(str, range(width)))
+    # A repeated name gets its column's number, so that the dictionary keeps every field.
     names = [f"{name} ({column})" if names.index(name) < column else name for column, name in enumerate(names)]
     return [dict(zip(names, fields, strict=True)) for fields in lines[header:] if len(fields) == width]
 
@@ -609,11 +644,14 @@ def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = Fal
     tfds:            data prepared by TensorFlow Datasets, tfds:NAME[:SPLIT]
     any other        TSV, never quoted
 
-    Text files may be compressed (.gz, .xz, .zst).
+    Text files may be compressed (.gz, .xz, .zst). TSV and CSV have a header unless every column is given by a number.
 
-    TSV and CSV have a header unless every column is given by a number. With ragged_lines, a line of TSV or CSV whose
-    number of fields differs from that of the first line is skipped and counted. Raises UserError, with file and line,
-    for malformed input, a missing column that is required, and a file without examples.
+    Args:
+        ragged_lines: Whether to skip and count lines of TSV or CSV with another number of fields than the first line.
+
+    Raises:
+        UserError: The input is malformed, a required column is missing, or the file has no examples. The message names
+            the line.
     """
     if str(path).startswith(TFDS):
         return _read_prepared(str(path), columns)
