@@ -46,16 +46,6 @@ from bert_jax.train.step import Plan
 MOST_NATS = 700.0  # per token or word; the exponential of more may exceed the largest float
 MESH_FLAG = "--mesh"
 
-# The options that only one kind of data uses; batch_size, compute_dtype and, except for retrieval, mesh are for all.
-USED = {
-    "retrieval": ("max_length", "truncate_dim", "skip_self"),
-    "task": (
-        *("text", "text_pair", "label", "label_map", "metrics", "positive"),
-        *("null_threshold", "max_length", "truncate_dim", "mesh"),
-    ),
-    "shards": ("max_rows", "pseudo_perplexity", "mesh"),
-}
-
 
 def objective_metrics(loaded: LoadedModel, dataset: Dataset, config: TrainConfig, max_rows: int = 0) -> dict[str, Any]:
     """Measures the model's training objective, then the perplexities of its likelihoods.
@@ -175,9 +165,6 @@ def _objective(loaded: LoadedModel, dataset: Dataset) -> Objective:
             span_boundary=traits.mask_unit == "span" and heads.span_boundary,
         )
     return pretraining_objective(PretrainConfig(objective=options), loaded.model, [traits])
-
-
-MESH_FLAG = "--mesh"
 
 
 TASK_FILES = "columns and labels of task files"

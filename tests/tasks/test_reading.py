@@ -109,6 +109,24 @@ def test_csv_of_spreadsheets_that_separate_by_other_marks_than_commas(tmp_path, 
     assert [(item.text, item.label) for item in split.items] == rows[1:]
 
 
+def test_whole_rows_are_read_by_content_and_by_endings_in_any_case(tmp_path):
+    rows = [{"text": "one, two", "label": "y"}, {"text": "three", "label": "n"}]
+    with (tmp_path / "A.CSV").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    (tmp_path / "b.json").write_text("\n".join(map(json.dumps, rows)))
+    for name in ("A.CSV", "a.json", "b.json"):
+        assert tables.whole_rows(tmp_path / name) == rows, name
+
+
+def test_a_list_of_texts_with_a_hashtag_has_no_columns(tmp_path):
+    for content, has_columns in (("one\n#two\nthree\n", False), ("one\n#two\n\nthree\n", True)):
+        (tmp_path / "a.txt").write_text(content)
+        assert labelled.has_conll_columns(tmp_path / "a.txt", Columns(), lambda tag: True) == has_columns
+
+
 def test_marks_within_a_sentence_separate_no_columns(tmp_path):
     (tmp_path / "a.csv").write_text("Good; not bad.\nBad; or worse; no.\n")
     rows = tables.whole_rows(tmp_path / "a.csv", header=False)

@@ -388,9 +388,11 @@ def has_conll_columns(path: Path, columns: Columns, is_tag: Callable[[str], bool
     tag_column = int(columns.label) if is_number(columns.label) else -1
     for _, line in numbered_lines(path):
         fields = _fields(line)
-        if not fields or fields[0].startswith(("#", DOCUMENT_MARK)):
+        if not fields or fields[0].startswith(DOCUMENT_MARK):
             # Blank lines at the beginning or the end of the file separate nothing, so they count only between words.
             blank = blank or bool(width)
+            continue
+        if fields[0].startswith("#"):  # a comment, or a word such as #tag
             continue
         width, separated = width or len(fields), separated or blank
         is_conllu = width == len(CONLLU_COLUMNS) and _CONLLU_ID.fullmatch(fields[0])

@@ -610,16 +610,15 @@ JSON_LINES = (".jsonl", ".ndjson")
 
 def whole_rows(path: Path, header: bool = True) -> list[dict[str, Any]]:
     """All columns of a table, row by row; without a header, their names are numbers from 0. Empty for prepared data."""
-    name = plain_name(path)
     if str(path).startswith(TFDS):
         return []
-    if name.endswith(".parquet"):
+    if ending(path) == ".parquet":
         files = data_set_files(path)
         names = [column for schema in parquet_schemas(path, ()).values() for column in schema.names]
         return [row for _, row in parquet_rows(files, {*names})]
-    if name.endswith(JSON_LINES):
-        return [row for _, row in json_lines(path)]
-    lines = [fields for _, fields in _delimited_lines(path, quoted=name.endswith(".csv"))]
+    if is_stored(path):
+        return [row for _, row in json_rows(path)]
+    lines = [fields for _, fields in _delimited_lines(path, quoted=ending(path) == ".csv")]
     if not lines:
         return []
     width = len(lines[0])
