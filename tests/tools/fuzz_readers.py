@@ -17,6 +17,7 @@ import io
 import json
 import lzma
 import random
+import re
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -118,6 +119,7 @@ ALWAYS = {"empty_text", "not_a_page", "not_an_article"}
 
 def documents_by_line(name: str, content: bytes) -> int | None:
     """Counts the documents of a file line by line; returns None for formats where that is not possible."""
+    content = re.sub(rb"\r?\r\n|\r", b"\n", content)  # CR, CRLF and CRCRLF are line ends, too
     if name == "text.jsonl":
         return sum(1 for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip())
     if name != "text.txt":
