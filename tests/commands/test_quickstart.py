@@ -139,7 +139,7 @@ def test_the_stages_run_their_commands_with_a_kill_and_are_skipped_when_done(
     tmp_path: Path, sample_text: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("XLA_FLAGS")  # one device, as a user has it
-    plan = Plan(text=str(sample_text), minutes=0.3, vocabulary=500, held_out=0.25, pairings=1)
+    plan = Plan(text=str(sample_text), minutes=0.5, vocabulary=500, held_out=0.25, pairings=1)
     stages = Stages(tmp_path / "out")
 
     def run_all() -> None:

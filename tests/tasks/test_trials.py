@@ -199,7 +199,13 @@ def test_seeds_that_are_killed_resume_bit_for_bit(config, tmp_path, monkeypatch)
 @pytest.mark.usefixtures("one_device")
 def test_early_stopping_keeps_the_best_step_of_each_run(config, reviews, tmp_path):
     sweep = {"optimizer.learning_rate": (1e-3, 2e-2)}
-    config = dataclasses.replace(config, early_stop=1, steps=24, eval=EvalConfig(every_steps=2), sweep=sweep)
+    # With this schedule one of the two runs stops later than the other.
+    optimizer = dataclasses.replace(
+        config.optimizer, schedule=dataclasses.replace(config.optimizer.schedule, from_start=True)
+    )
+    config = dataclasses.replace(
+        config, early_stop=1, steps=24, eval=EvalConfig(every_steps=2), sweep=sweep, optimizer=optimizer
+    )
     both = tmp_path / "both"
     result = finetune(config, both)
     assert finetune(config, both) == result
