@@ -55,7 +55,7 @@ def indices(task: Task, train: Split[Any], share: float) -> list[int]:
 
 
 def split(task: Task, train: Split[Any], share: float) -> tuple[Split[Any], Split[Any] | None, str]:
-    """Returns the rows to train on, the held-out ones (None: there are none), and the line that says so."""
+    """Returns the rows to train on, the held-out ones (None: there are none), and a line for the user."""
     count, advice = len(train.items), "name a file with --config.task.dev"
     if not share:
         return train, None, f"warning: no dev file, and task.dev_share=0: nothing is measured; {advice}"

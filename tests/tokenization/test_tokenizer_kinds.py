@@ -735,7 +735,7 @@ def test_special_tokens_in_the_texts_of_tasks_are_these_tokens(made, kind, tmp_p
     assert pickle.loads(pickle.dumps(tasks)).encode_many(SPECIAL_TEXTS)[0].tolist() == [
         index for row in wanted for index in row
     ]
-    # A tokenizer that says so reads them as ordinary text.
+    # With split_special_tokens, they are ordinary text.
     ours.save(tmp_path)
     settings = tmp_path / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"split_special_tokens": True}))

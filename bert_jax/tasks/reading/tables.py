@@ -551,7 +551,7 @@ def _class_names(schema: pa.Schema, columns: Collection[str]) -> dict[str, tuple
         return tuple(feature.get("names") or names(feature.get("feature"))) if isinstance(feature, dict) else ()
 
     try:
-        # Metadata of another form names no classes; the rows can be read all the same.
+        # Metadata of another form names no classes, but the rows can still be read.
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
         return {name: names(features[name]) for name in columns if name in features and names(features[name])}
     except (ValueError, AttributeError):
