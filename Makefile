@@ -121,11 +121,12 @@ $(ONNX)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 	$(ONNX)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,onnx]' transformers
 	touch $@
 
+# Where an index has 2.13.0+cpu, pip prefers it to 2.13.0, which brings 5 GB of CUDA.
 $(PEERS)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,onnx]' \
-		transformers sentence-transformers peft fastembed
+		'torch==2.13.*' transformers sentence-transformers peft fastembed
 	touch $@
 
 $(TENSORFLOW)/installed: requirements.txt setup.cfg setup.py pyproject.toml
