@@ -73,12 +73,14 @@ def computed(arguments: Sequence[str]) -> dict[str, Any]:
 
 def table(platform: str) -> str:
     """The recorded plans of a platform as Markdown."""
-    lines = ["| plan | rows a step | a device | a step | MFU | tokens a second |", "|---|---|---|---|---|---|"]
+    head = "| plan | rows a step | a device | a step | MFU | TFLOP/s executed | tokens a second |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
     for one in recorded(platform).values():
         memory = one["memory_bytes"]
         used = f"{memory['total'] / 2**30:.1f} of {memory['available'] / 2**30:.1f} GiB"
         cells = [one["name"], f"{one['batch_size']:,}", used, f"{one['step_seconds'] * 1e3:,.1f} ms"]
-        cells += [f"{one['mfu']:.1%}", f"{one['tokens_per_second']:,.0f}"]
+        executed = one["flops"]["program"] / one["step_seconds"] / one["devices"] / 1e12  # on a device
+        cells += [f"{one['mfu']:.1%}", f"{executed:,.1f}", f"{one['tokens_per_second']:,.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -205,7 +205,8 @@ def settings(
 ) -> dict[str, Any]:
     """The settings of the JSON line, including utilization and peak memory, which depend on the device."""
     peak = metric_accumulator.peak_flops()
-    flops = metric_accumulator.training_flops(config, flags.batch_size, flags.seq_len, predictions)
+    read = predictions + 1  # the last layer is computed at the masked positions and at [CLS]
+    flops = metric_accumulator.training_flops(config, flags.batch_size, flags.seq_len, predictions, read=read)
     mfu = [round(flops / statistics.median(found) / peak, 4) for found in seconds] if peak else None
     return {
         "batch_size": flags.batch_size,

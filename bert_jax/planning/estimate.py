@@ -77,6 +77,11 @@ class Estimate:
         return self.model_flops / (seconds * topology.chip.peak_flops * len(topology.devices))
 
     @property
+    def executed_flops_per_second(self) -> float | None:
+        """FLOP/s of the traced program on one device. Recomputation counts here, and not in MFU."""
+        return None if self.time is None else self.flops.total / self.time.total / len(self.step.topology.devices)
+
+    @property
     def tokens_per_second(self) -> float | None:
         """Positions per second, padding included."""
         return None if self.time is None else self.step.config.batch_size * self.step.rows.seq_len / self.time.total
@@ -116,6 +121,7 @@ class Estimate:
             "step_seconds_without_pallas": time and time.without_pallas,
             "step_seconds_at_least": time and time.at_least,
             "mfu": self.mfu,
+            "executed_flops_per_second": self.executed_flops_per_second,
             "mfu_without_pallas": time and self._mfu(time.without_pallas),
             "tokens_per_second": self.tokens_per_second,
             "real_tokens_per_second": _times(self.tokens_per_second, filled),
@@ -148,14 +154,13 @@ def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estim
     time = None
     if program is not None:
         time = step_time(program, topology, compiled.flops, model.width // model.heads, communication)
-    predictions = rows.seq_len if step.plan.objective.predicts_all else rows.predictions
+    objective, batch = step.plan.objective, step.batch()
+    read = objective.predictions(batch), objective.heads, objective.last_positions(batch)
     return Estimate(
         step=step,
         memory=compiled.memory,
         flops=compiled.flops,
-        model_flops=metric_accumulator.training_flops(
-            model, config.batch_size, rows.seq_len, predictions, step.plan.objective.heads
-        ),
+        model_flops=metric_accumulator.training_flops(model, config.batch_size, rows.seq_len, *read),
         time=time,
         collectives=communication,
         kernels=kernels(model, step.plan.runtime, rows.seq_len),
@@ -334,9 +339,10 @@ def document(plan: Estimate) -> Document:
         without = {"without Pallas": time.without_pallas} if PALLAS in time.parts else {}
         parts = time.parts | {"total": time.total} | without
         bars = _bars({name: (part, f"{_milliseconds(part)}, {part / time.total:.0%}") for name, part in parts.items()})
+        executed, peak = plan.executed_flops_per_second or 0.0, topology.chip.peak_flops
         about = (
-            f"On all devices, a step has {plan.flops.total:.4g} FLOPs as traced; MFU counts the {plan.model_flops:.4g} "
-            "of the model's formula."
+            f"On all devices, a step executes {plan.flops.total:.4g} FLOPs, {executed / 1e12:.4g} TFLOP/s a device "
+            f"({executed / peak:.1%} of the peak); MFU counts the {plan.model_flops:.4g} that the model needs."
         )
         basis = "the compiler's cycles" if time.basis == CYCLES else "a roofline"
         sections.append(Section(f"Time of a step, by {basis}", [bars], about))

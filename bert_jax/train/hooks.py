@@ -87,10 +87,8 @@ class Recorder:
         # A branch has metadata, too: it resumes another run.
         self.first, self._resumes, self._seconds = meta.get("step", 0), bool(meta), meta.get("seconds", 0.0)
         self.finite = FiniteCheck(run.config, meta.get("skipped", 0), run.workdir, opened.checkpoints, self.report)
-        predictions, heads = run.objective.predictions, run.objective.heads
-        window = meta.get("window", {})
         # The sums since the last log line come from the checkpoint: a restart changes no mean.
-        self.accumulator = MetricAccumulator(run.model, window, self.finite, predictions=predictions, heads=heads)
+        self.accumulator = MetricAccumulator(run.model, meta.get("window", {}), self.finite, run.objective)
         best = opened.checkpoints.best
         self.early_stop: EarlyStop | None = None
         if run.early_stop and best:

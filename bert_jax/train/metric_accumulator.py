@@ -21,6 +21,7 @@ from bert_jax.model.heads.tokens import SPAN_PLACE_WIDTH, generator_config
 from bert_jax.shapes import padded_vocabulary
 from bert_jax.storage.location import Location
 from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.objectives.objective import Objective
 
 NO_FURTHER_HEADS = Heads()
 # So many steps' metrics stay on the device at most, until they are fetched together.
@@ -100,8 +101,7 @@ class MetricAccumulator:
     Args:
         saved: an earlier accumulator's `state`, so that a restart between two lines changes no mean; empty at first.
         check: called with each step and its metrics; returns whether they count in the means.
-        predictions: the number of positions per row whose logits are computed (Objective.predictions).
-        heads: the model's, as training_flops counts them.
+        objective: tells the positions and heads that training_flops counts.
     """
 
     def __init__(
@@ -109,12 +109,10 @@ class MetricAccumulator:
         model: ModelConfig,
         saved: Mapping[str, Any],
         check: Callable[[int, Mapping[str, Any]], bool],
-        *,
-        predictions: Callable[[Any], int],
-        heads: Heads = NO_FURTHER_HEADS,
+        objective: Objective,
     ) -> None:
         self.tokens = int(saved.get("all_tokens", 0))  # real tokens since the run began
-        self._model, self._predictions, self._heads = model, predictions, heads
+        self._model, self._objective = model, objective
         self._peak = peak_flops()
         self._check = check
         # Dispatched steps, whose metrics are still on the devices.
@@ -138,7 +136,8 @@ class MetricAccumulator:
         rows, length = batch.input_ids.shape[0], batch.input_ids.shape[-1]
         # Rows are those of the global batch, like the tokens among the metrics and the peak of all devices.
         self._positions += rows * length
-        self._flops += training_flops(self._model, rows, length, self._predictions(batch), self._heads)
+        read = self._objective.predictions(batch), self._objective.heads, self._objective.last_positions(batch)
+        self._flops += training_flops(self._model, rows, length, *read)
         # Fetching the flag of the step before waits for that step, while the device already has the next one.
         if self._pending:
             finite = jax.device_get(self._pending[-1][1]["finite"])
@@ -221,7 +220,12 @@ class MetricAccumulator:
 
 
 def training_flops(
-    model: ModelConfig, rows: int, length: int, predictions: int, heads: Heads = NO_FURTHER_HEADS
+    model: ModelConfig,
+    rows: int,
+    length: int,
+    predictions: int,
+    heads: Heads = NO_FURTHER_HEADS,
+    read: int | None = None,
 ) -> float:
     """Returns a training step's FLOPs: 3 times the forward matmuls (one forward, two backward).
 
@@ -229,19 +233,22 @@ def training_flops(
 
         3 (L (8 B T D^2 + 4 B T D F + 4 B T^2 D) + B M (2 D^2 + 2 D V))
 
-    A gated feed-forward has 6 B T D F, and a layer with a window counts only the positions it attends to. Padding
-    counts, since the chip computes it. Look-ups, norms, softmax, dropout, the optimizer and recomputation count nothing
-    (Chowdhery et al. 2022, appendix B, on MFU).
+    If heads read only K positions per row, the last layer needs 4 B T D^2 for keys and values, and all else only K
+    times instead of T times. A gated feed-forward has 6 B T D F, and a layer with a window counts only the positions it
+    attends to. Padding counts, since the chip computes it. Look-ups, norms, softmax, dropout, the optimizer and
+    recomputation count nothing (Chowdhery et al. 2022, appendix B, on MFU).
 
     Args:
         predictions: positions per row whose vocabulary logits are computed; causal and two-directional models compute
             all.
+        read: K, the positions per row at which the last layer is computed (Objective.last_positions); None: all.
         heads: an ELECTRA generator predicts the tokens, and the model classifies all positions, with 2 D^2 + 2 D each.
             The span boundary head predicts them again, with 2 (2 D + 200) D + 2 D^2 + 2 D V.
     """
     if heads.generator:
         classified = rows * length * (2 * model.width**2 + 2 * model.width)
-        of_generator = training_flops(generator_config(model, heads.generator), rows, length, predictions)
+        generator = generator_config(model, heads.generator)
+        of_generator = training_flops(generator, rows, length, predictions, read=predictions)
         return of_generator + 3.0 * classified + training_flops(model, rows, length, 0)
     width, positions = model.layer_width, rows * length * model.directions
     if (flops := model.encoder.layer_flops(model)) is not None:
@@ -251,8 +258,11 @@ def training_flops(
         attended = [
             length if model.is_global(layer) else min(length, 2 * model.window + 1) for layer in range(model.layers)
         ]
-        per_layer = 8 * model.width**2 + (6 if model.gated else 4) * model.width * model.feed_forward
-        layers = positions * (model.layers * per_layer + 4 * model.width * sum(attended))
+        keys_and_values = 4 * model.width**2
+        per_query = keys_and_values + (6 if model.gated else 4) * model.width * model.feed_forward
+        layers = positions * (model.layers * (keys_and_values + per_query) + 4 * model.width * sum(attended))
+        if read is not None:
+            layers -= rows * (length - read) * (per_query + 4 * model.width * attended[-1])
     language_model = model.causal or model.directions > 1
     predicted = positions if language_model else rows * predictions
     projection = 2 * width * model.embedding_width  # from the embeddings' width, and in a language model back to it

@@ -12,9 +12,14 @@ import pytest
 from bert_jax.config import ModelConfig
 from bert_jax.train import metric_accumulator
 from bert_jax.train.metric_accumulator import MetricAccumulator
+from bert_jax.train.objectives import MaskedLMObjective
 
 CONFIG = ModelConfig(vocab_size=10, layers=1, width=8, heads=2, feed_forward=16, max_positions=16)
-BATCH = SimpleNamespace(input_ids=np.zeros((2, 8), np.int32))
+BATCH = SimpleNamespace(
+    input_ids=np.zeros((2, 8), np.int32),
+    masked_positions=np.zeros((2, 2), np.int32),
+    cls_positions=np.zeros((2, 1), np.int32),
+)
 SKIPPED = (4, 9)  # steps whose loss is not finite
 
 
@@ -30,7 +35,7 @@ class Check:
 
 
 def accumulator(check):
-    return MetricAccumulator(CONFIG, {}, check, predictions=lambda batch: 2)
+    return MetricAccumulator(CONFIG, {}, check, MaskedLMObjective())
 
 
 def made_steps(count):

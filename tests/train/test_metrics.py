@@ -78,6 +78,23 @@ def test_flops_of_a_recurrent_model_are_three_times_its_forward_matmuls(changes)
     assert training_flops(config, rows=2, length=64, predictions=10) == 3 * counted
 
 
+@pytest.mark.parametrize("changes", [{}, {"layers": 3}, {"gated": True}], ids=str)
+def test_flops_of_a_last_layer_at_few_positions_are_three_times_its_matmuls(changes):
+    config = dataclasses.replace(WIDE, positions="none", segment_types=0, **changes)
+    slots = jnp.tile(jnp.arange(64, dtype=jnp.int32)[None], (2, 1))
+    batch = TaskBatch(slots, slots * 0, slots * 0 + 1, slots, jnp.zeros(2), jnp.zeros(2))
+    predicted, read = slots[:, :10], slots[:, :12]
+
+    def forward(params):
+        model = bind(config, Heads(mlm=True), params, Runtime(attention="einsum", layer_loop="unrolled"))
+        return vocabulary_logits(model, model.encode_at(batch, read)[:, : predicted.shape[1]])
+
+    params = jax.eval_shape(lambda: init_params(config, Heads(mlm=True), jax.random.key(0)))
+    looked_up = 2 * 2 * 12 * 64 * config.width  # the last layer's queries, by a product with one-hot vectors
+    counted = count_flops(jax.make_jaxpr(forward)(params)).total - looked_up
+    assert training_flops(config, rows=2, length=64, predictions=10, read=12) == 3 * counted
+
+
 def test_a_window_counts_what_it_sees():
     local = dataclasses.replace(WIDE, window=7, global_every=2)
     spared = 3 * 4 * WIDE.width * (2 * 64) * (64 - 15)  # the second of two layers sees 15 of 64 positions
@@ -171,7 +188,8 @@ def test_flops_of_electra_are_those_of_both_models():
     both = training_flops(WIDE, rows=2, length=64, predictions=10, heads=Heads(generator=64))
     classified = 3 * 2 * 64 * (2 * WIDE.width**2 + 2 * WIDE.width)
     model = training_flops(WIDE, rows=2, length=64, predictions=0)
-    assert both == training_flops(generator, rows=2, length=64, predictions=10) + model + classified
+    generated = training_flops(generator, rows=2, length=64, predictions=10, read=10)
+    assert both == generated + model + classified
 
 
 @pytest.mark.parametrize("embedding_width", [0, 128])

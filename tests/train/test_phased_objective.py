@@ -142,7 +142,7 @@ def test_a_log_line_across_a_border_is_the_mean_of_the_steps_that_have_a_metric(
     wanted = {"loss": 3.0, "lm_loss": 11 / 3, "mlm_loss": 2.0}
 
     def make(saved):
-        return MetricAccumulator(CONFIG, saved, lambda step, values: True, predictions=OBJECTIVE.predictions)
+        return MetricAccumulator(CONFIG, saved, lambda step, values: True, OBJECTIVE)
 
     for cut in range(len(steps) + 1):
         accumulator = make({})

@@ -175,6 +175,9 @@ class DistilledMaskedLM(DistilledObjective):
     def predicts_all(self) -> bool:
         return SOFT in self._weights and self.config.positions == "all"
 
+    def last_positions(self, batch: Any) -> int | None:
+        return None if self.pairs or self.predicts_all else self.base.last_positions(batch)
+
     def soft_count(self, batch: Any) -> Float[Array, ""]:
         return self._soft_weights(batch).sum()
 

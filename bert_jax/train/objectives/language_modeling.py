@@ -75,6 +75,10 @@ class MaskedLMObjective(Objective):
             counts["sbo"] = _predictable_weights(batch).sum()
         return counts | z_entry(self.z_loss, counts["mlm"])
 
+    def last_positions(self, batch: Any) -> int | None:
+        around = ("span_left", "span_right") if self.span_boundary else ()
+        return sum(getattr(batch, name).shape[-1] for name in ("masked_positions", "cls_positions", *around))
+
     def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
         # The last layer is computed only at positions that a head reads.
         vectors = model.encode_at(batch, jnp.concatenate(self.positions(batch), axis=1), dropout_key)

@@ -124,6 +124,10 @@ class Objective(abc.ABC):
         masked = getattr(batch, "masked_positions", None)
         return 0 if masked is None else masked.shape[-1]
 
+    def last_positions(self, batch: Any) -> int | None:
+        """Returns the number of positions per row at which the last layer is computed; None: all."""
+        return None
+
     def batch_at(self, step: int, batch: Any) -> Any:
         """Returns the batch as a step, or an evaluation after it, reads it. An objective of several phases marks it.
 

@@ -98,6 +98,9 @@ class PhasedObjective(Objective):
     def predictions(self, batch: Any) -> int:
         return batch.input_ids.shape[-1] if is_causal(batch) else super().predictions(batch)
 
+    def last_positions(self, batch: Any) -> int | None:
+        return self._objective(is_causal(batch)).last_positions(batch)
+
     def counts(self, batch: Batch) -> Counts:
         return self._objective(is_causal(batch)).counts(batch)
 
