@@ -43,7 +43,7 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import layers
 from bert_jax.model.bert import init_params
 from bert_jax.tasks import finetuning, registry, trials
-from bert_jax.tasks.batches import TaskSource, best_lengths
+from bert_jax.tasks.batches import TaskSource, best_lengths, longest_rows
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train import optim, sharding
 from bert_jax.train import step as step_lib
@@ -78,7 +78,8 @@ def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
     rows = task.encode(train, Tokenizer(loaded.vocabulary.spec))
     objective = task.objective()
     mesh = sharding.make_mesh(config.mesh)
-    lengths = best_lengths(rows.lengths, task.max_length)
+    longest = longest_rows(rows, config.batch_size, config.length_pool)
+    lengths = best_lengths(longest, task.max_length)
     source = TaskSource(rows, batch_size=config.batch_size, seed=0, lengths=lengths, pool=config.length_pool)
     initial = initial_params(loaded, loaded.model, objective.heads, loaded.vocabulary)
     key = jax.random.key(0)

@@ -20,7 +20,9 @@ from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.rows import TaskBatch, TaskRows, TokenRows
 
-SHAPES, STEP = 6, 8  # training batches have at most so many lengths, all multiples of STEP or the task's maximum
+SHAPES, STEP = 8, 4  # training batches have at most so many lengths, all multiples of STEP or the task's maximum
+
+SAMPLED_STEPS = 512  # enough to know how long the longest rows of batches are
 
 # What one more program costs. Measured with jax 0.10 on two cores of an AMD EPYC with AVX2, in float32: the step of a
 # BERT of 6 layers of 384 compiles in 8.3 s, tracing included, or in 5.4 s with its layers in a scan, and trains 4,100
@@ -39,20 +41,23 @@ Batches = Iterator[tuple[Int64[np.ndarray, "B"], TaskBatch]]  # indices of the r
 def best_lengths(
     lengths: Int64[np.ndarray, "N"], max_length: int, shapes: int = SHAPES, *, passes: float = 1.0, price: float = 0.0
 ) -> tuple[int, ...]:
-    """Finds padded lengths, at most `shapes` and ascending, with which rows of these lengths cost least.
+    """Finds padded lengths, at most `shapes` and ascending, with which batches of these lengths cost least.
 
-    The cost is the number of padded positions in `passes` epochs, and `price` positions for every length.
+    The cost is the sum of the padded lengths, `passes` times, and `price` for every length.
+
+    Args:
+        lengths: of the longest row in each batch (longest_rows).
     """
     rounded = np.minimum(-(-lengths // STEP) * STEP, max_length)
     sizes, counts = np.unique(rounded, return_counts=True)
-    # Exact, by dynamic programming over the histogram: the best lengths for the rows up to some length end with it, and
-    # the others are the best ones, one fewer, for the rows up to some shorter length.
-    before = np.concatenate([[0], np.cumsum(counts)])  # rows of the first i sizes
+    # Exact, by dynamic programming over the histogram: the best lengths for the batches up to some length end with it,
+    # and the others are the best ones, one fewer, for the batches up to some shorter length.
+    before = np.concatenate([[0], np.cumsum(counts)])  # batches of the first i sizes
     positions = np.concatenate([[0.0], np.full(len(sizes), np.inf)])  # padded, with `number` lengths for the first i
     cuts: list[np.ndarray] = []  # by number and i, the sizes that the shorter lengths cover
     totals = []
     for number in range(1, min(shapes, len(sizes)) + 1):
-        # costs[i, j]: the shorter lengths cover the first j sizes, and the rows of the sizes j to i have length i.
+        # costs[i, j]: the shorter lengths cover the first j sizes, and batches of the sizes j to i have length i.
         costs = positions + (before[:, None] - before) * np.concatenate([[0], sizes])[:, None]
         costs[np.triu_indices(len(positions))] = np.inf
         cuts.append(costs.argmin(axis=1))
@@ -160,6 +165,13 @@ class TaskSource:
         indices = self.indices(step)
         return self._rows.batch(indices if rows is None else indices[rows], self._padded(step))
 
+    def chain(self, first: int, count: int) -> Int64[np.ndarray, "N"]:
+        """Returns the rows of `count` steps from `first` in the concatenation of epochs, before pools are sorted."""
+        size = self._rows.count
+        places = np.arange(first * self._batch_size, (first + count) * self._batch_size, dtype=np.int64)
+        # Every epoch has a permutation of its own.
+        return permute(places % size, size, order.combine(self._seed, places // size))
+
     def first_of_each_length(self) -> tuple[int, ...]:
         """Returns the first steps of the padded lengths, among the first pools, which have nearly all lengths."""
         last = max(4 * self._pool, 64)
@@ -176,14 +188,26 @@ class TaskSource:
 
     def _sort(self, first: int, count: int) -> Int64[np.ndarray, "N"]:
         """Returns the rows of `count` steps from `first`, sorted by length."""
-        size = self._rows.count
-        places = np.arange(first * self._batch_size, (first + count) * self._batch_size, dtype=np.int64)
-        # Every epoch has a permutation of its own.
-        permuted = permute(places % size, size, order.combine(self._seed, places // size))
+        permuted = self.chain(first, count)
         if count == 1:
             return permuted
         # A stable sort keeps rows of equal length in their permuted order.
         return permuted[np.argsort(self._rows.lengths[permuted], kind="stable")]
+
+
+def longest_rows(rows: TaskRows, batch_size: int, pool: int = 1) -> Int64[np.ndarray, "S"]:
+    """Returns the length of the longest row in each of a run's first batches, and of the longest row of all.
+
+    All seeds get the batches of seed 0, so that trials that differ only in seeds share compiled programs.
+    """
+    sample = -(-SAMPLED_STEPS // pool) * pool  # whole pools, whose batches have all lengths
+    chain = TaskSource(rows, batch_size, 0, (), pool=pool).chain(0, sample)
+    lengths = rows.lengths[chain].reshape(-1, pool * batch_size)
+    if pool > 1:
+        lengths = np.sort(lengths)
+    longest = lengths.reshape(-1, batch_size).max(axis=1)
+    # Another seed may put the longest row into a batch, so a length must hold it.
+    return np.array([*longest, rows.lengths.max()], np.int64)
 
 
 def fingerprint(rows: TaskRows) -> str:

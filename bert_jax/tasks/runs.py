@@ -449,9 +449,10 @@ def _padded_lengths(
     config: FinetuneConfig, steps: int, model: ModelConfig, rows: TaskRows, max_length: int
 ) -> tuple[int, ...]:
     """Chooses the lengths of training batches; without steps, the run ends by minutes."""
+    longest = batches.longest_rows(rows, config.batch_size, config.length_pool)
     if not steps:
-        return batches.best_lengths(rows.lengths, max_length)
+        return batches.best_lengths(longest, max_length)
     # Every length must repay its compilation.
     price = batches.price(model, make_runtime(config), jax.default_backend())
-    passes = steps * config.batch_size / rows.count
-    return batches.best_lengths(rows.lengths, max_length, passes=passes, price=price)
+    passes = steps * config.batch_size / len(longest)
+    return batches.best_lengths(longest, max_length, passes=passes, price=price)

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from bert_jax.config import ModelOptions
 from bert_jax.model import sizes
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks.batches import SHAPES, TaskSource, best_lengths, padded_length, price, sorted_batches
+from bert_jax.tasks import batches
+from bert_jax.tasks.batches import (
+    SHAPES,
+    STEP,
+    TaskSource,
+    best_lengths,
+    longest_rows,
+    padded_length,
+    price,
+    sorted_batches,
+)
 from bert_jax.tasks.rows import LabelledRows, Split, TaskRows, spans
 
 MAX_LENGTH = 70
@@ -33,7 +43,7 @@ def rows_of(count: int) -> TaskRows:
 
 
 def source_of(rows: TaskRows, batch_size: int, seed: int = 0, **more: int) -> TaskSource:
-    lengths = best_lengths(rows.lengths, MAX_LENGTH)
+    lengths = best_lengths(longest_rows(rows, batch_size), MAX_LENGTH)
     return TaskSource(rows, batch_size=batch_size, seed=seed, lengths=lengths, **more)
 
 
@@ -107,12 +117,25 @@ def test_a_slice_of_rows_is_that_slice_of_the_whole_batch():
 def test_a_batch_is_padded_to_the_smallest_length_that_holds_it():
     rows = rows_of(60)
     source = source_of(rows, 3)
-    lengths = best_lengths(rows.lengths, MAX_LENGTH)
+    lengths = best_lengths(longest_rows(rows, 3), MAX_LENGTH)
     assert len(lengths) == SHAPES and lengths[-1] == MAX_LENGTH
     for step in range(40):
         longest = rows.lengths[source.indices(step)].max()
         assert source.batch(step).input_ids.shape[1] == min(length for length in lengths if length >= longest)
     assert {padded_length(length, MAX_LENGTH) for length in range(1, MAX_LENGTH + 1)} == {16, 32, 48, 64, 70}
+
+
+@pytest.mark.parametrize(("count", "batch_size", "pool"), [(1, 3, 1), (40, 7, 1), (40, 7, 5), (60, 1, 9), (9, 20, 4)])
+def test_lengths_fit_the_longest_rows_of_batches(monkeypatch, count, batch_size, pool):
+    monkeypatch.setattr(batches, "SAMPLED_STEPS", 12)
+    rows = rows_of(count)
+    longest = longest_rows(rows, batch_size, pool)
+    source = TaskSource(rows, batch_size, 0, (MAX_LENGTH,), pool=pool)
+    wanted = [rows.lengths[source.indices(step)].max() for step in range(-(-12 // pool) * pool)]
+    assert sorted(longest) == sorted([*wanted, rows.lengths.max()])
+    for seed in range(3):  # any seed's batches have a length
+        other = source_of(rows, batch_size, seed, pool=pool)
+        assert all(other.batch(step).input_ids.shape[1] >= rows.lengths[other.indices(step)].max() for step in range(5))
 
 
 @settings(max_examples=40)
@@ -157,7 +180,7 @@ def test_no_other_choice_of_lengths_costs_less(lengths, max_length, shapes, pass
     def cost(chosen: tuple[int, ...]) -> float:
         return passes * sum(min(size for size in chosen if size >= length) for length in lengths) + each * len(chosen)
 
-    sizes = sorted({min(-(-int(length) // 8) * 8, max_length) for length in lengths})
+    sizes = sorted({min(-(-int(length) // STEP) * STEP, max_length) for length in lengths})
     every = ((*some, sizes[-1]) for count in range(shapes) for some in itertools.combinations(sizes[:-1], count))
     assert sorted(set(found)) == list(found) and set(found) <= set(sizes) and len(found) <= shapes
     assert cost(found) == pytest.approx(min(map(cost, every)))
