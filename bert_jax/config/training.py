@@ -422,6 +422,9 @@ class MeshConfig:
         "dtype in which devices sum gradients: float32 or bfloat16, which halves the bytes and rounds each sum to 8 "
         "bits. auto: float32, or with one microbatch on a mesh of data alone the compute dtype",
     )
+    compiler_options: dict[str, str | bool | int | float] = option(
+        {}, "XLA options of all programs, such as {xla_enable_async_all_reduce: false}; they override bert_jax's own"
+    )
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ class Placement:
 
 
 ALONE = Placement()
+CompilerOptions = tuple[tuple[str, str | bool | int | float], ...]
 Result = TypeVar("Result")
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
@@ -123,6 +124,7 @@ class Runtime:
         capability: the NVIDIA GPUs' compute capability, such as 9.0 for Hopper, if `platform` is set; empty: unknown.
         frozen_layers: the lowest layers in and below which nothing trains; their backward pass is left out.
         placement: the sharding of arrays over a mesh.
+        compiler_options: XLA's, by name, that override those of train/sharding.py.
 
     Raises:
         UserError: a choice is unknown.
@@ -137,6 +139,7 @@ class Runtime:
     capability: str = ""
     frozen_layers: int = 0
     placement: Placement = ALONE
+    compiler_options: CompilerOptions = ()
 
     def __post_init__(self) -> None:
         for key, value, known in (

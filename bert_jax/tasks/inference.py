@@ -235,7 +235,8 @@ def _compiled(
 ) -> Callable[..., Any]:
     compute = functools.partial(function, objective, model, runtime)
     # Every process decodes all answers, so the results are replicated.
-    return jax.jit(compute, out_shardings=sharding.replicated(mesh), compiler_options=sharding.options(mesh))
+    options = sharding.options(mesh, runtime.compiler_options)
+    return jax.jit(compute, out_shardings=sharding.replicated(mesh), compiler_options=options)
 
 
 def _answer(

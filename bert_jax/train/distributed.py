@@ -9,7 +9,6 @@ only one process can know (a clock, a file) over the devices.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -38,7 +37,6 @@ from bert_jax.train import failure_detection
 
 STARTUP_TIMEOUT = 300.0  # jax.distributed.initialize's own; pods of a scheduler start minutes apart
 HEARTBEAT_TIMEOUT = 100.0  # the same
-_TASK_COUNTS = ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # in the environment of a task
 
 
 _SECTION = "several processes (detected on TPU pods, Slurm, Open MPI and GKE)"
@@ -66,7 +64,8 @@ class Cluster:
     coordinator_address: str | None = None  # HOST:PORT of process 0
     num_processes: int | None = None
     process_id: int | None = None
-    local_device_ids: tuple[int, ...] | None = None  # the GPUs of this process on its machine; None: all
+    # The GPUs of this process, numbered from 0 among those that it sees; (): all; None: jax's choice, by its variables.
+    local_device_ids: tuple[int, ...] | None = ()
 
     @property
     def complete(self) -> bool:
@@ -86,19 +85,17 @@ class Cluster:
 def find(flags: ProcessOptions, environment: Mapping[str, str] = os.environ) -> Cluster | None:
     """Reads flags, JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID; None for one process.
 
-    jax.distributed.initialize asks the scheduler for missing values. If none is missing, a task that shares its machine
-    with others takes the GPU with its number there, as jax would choose, unless it has GPUs of its own. Raises
-    UserError for impossible values.
+    jax.distributed.initialize asks the scheduler for missing values, except for the GPUs: jax would give each task the
+    GPU with its number, and leave the others idle. Raises UserError for impossible values.
     """
     address = flags.coordinator_address or environment.get("JAX_COORDINATOR_ADDRESS") or None
     # Flags come first, then jax's variables, then the scheduler, which jax asks itself.
     count = _number("num_processes", flags.num_processes, environment)
     process = _number("process_id", flags.process_id, environment)
     # A scheduler's only task is one process, and needs no coordinator.
-    of_scheduler = {environment[name] for name in _TASK_COUNTS if name in environment}
-    if count == 1 or (address is count is process is None and of_scheduler == {"1"}):
+    if count == 1 or (address is count is process is None and _scheduled_tasks(environment) == 1):
         return None
-    cluster = Cluster(address, count, process)
+    cluster = Cluster(address, count, process, _local_device_ids(environment))
     if address is None or count is None or process is None:
         return cluster
     if not cluster.host or not 0 < cluster.port < 1 << 16:
@@ -107,7 +104,7 @@ def find(flags: ProcessOptions, environment: Mapping[str, str] = os.environ) -> 
         raise UserError(f"--num_processes is {count}; expected 1 or more")
     if not 0 <= process < count:
         raise UserError(f"--process_id is {process} with --num_processes={count}; expected 0 to {count - 1}, each once")
-    return dataclasses.replace(cluster, local_device_ids=_local_device_ids(environment))
+    return cluster
 
 
 def describe_failure(cluster: Cluster, error: Exception) -> str:
@@ -125,8 +122,28 @@ def describe_failure(cluster: Cluster, error: Exception) -> str:
     )
 
 
+def _scheduled_tasks(environment: Mapping[str, str]) -> int | None:
+    """Returns the number of tasks that started with this one; None without a scheduler that tells."""
+    if "OMPI_COMM_WORLD_SIZE" in environment:
+        return int(environment["OMPI_COMM_WORLD_SIZE"])
+    if "SLURM_JOB_ID" not in environment:
+        return None
+    # SLURM_NTASKS in a shell of salloc or sbatch is what srun would start. Such a shell is no step, or with
+    # use_interactive_step in slurm.conf a step of one task.
+    step = "SLURM_STEP_NODELIST" in environment
+    return int(environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or 1) if step else 1
+
+
 def _local_device_ids(environment: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Returns the GPU of a task that sees one GPU for each task on its machine; None: all that it sees."""
+    """Returns the GPUs of a task among those that it sees: all, or its part of those that its machine's tasks share.
+
+    Raises UserError if the tasks cannot share them equally.
+    """
+    if environment.get("JAX_LOCAL_DEVICE_IDS"):
+        return None
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    seen = len(visible.split(",")) if visible else 0
+    all_gpus = 0  # of the tasks on this machine; 0: unknown
     if "OMPI_COMM_WORLD_LOCAL_SIZE" in environment:
         number, tasks = environment["OMPI_COMM_WORLD_LOCAL_RANK"], int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
     else:
@@ -135,14 +152,20 @@ def _local_device_ids(environment: Mapping[str, str]) -> tuple[int, ...] | None:
         by_node = [int(tasks) for tasks, nodes in counts for _ in range(int(nodes or 1))]
         node = int(environment.get("SLURM_NODEID", 0))
         number, tasks = environment.get("SLURM_LOCALID", "0"), by_node[node] if node < len(by_node) else 0
-    if tasks < 2 or environment.get("JAX_LOCAL_DEVICE_IDS"):  # which jax reads
-        return None
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    own = environment.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]  # the number in TYPE:NUMBER
-    if not visible:
-        return None if own else (int(number),)
-    # With --gpu-bind=none, a task of one GPU also sees those of the others.
-    return (int(number),) if own in ("", "1") and len(visible.split(",")) == tasks else None
+        own = environment.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]  # the number in TYPE:NUMBER
+        all_gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0) or int(own or 0) * tasks
+        seen = seen or int(own or 0)
+    # A task that sees fewer has GPUs of its own, by --gpus-per-task or a script.
+    shared = all_gpus or max(seen, tasks)
+    if tasks < 2 or seen not in (0, shared):
+        return ()
+    if shared % tasks:
+        raise UserError(
+            f"{tasks} tasks on this machine cannot share its {shared} GPUs equally; start one task on each machine, "
+            "which uses all of them, or one for each GPU"
+        )
+    share = shared // tasks
+    return tuple(range(int(number) * share, (int(number) + 1) * share))
 
 
 def _number(name: str, flag: int | None, environment: Mapping[str, str]) -> int | None:
@@ -235,6 +258,9 @@ def processes(flags: ProcessOptions, *, saves: bool = True) -> Iterator[None]:
     other.
     """
     cluster = find(flags)
+    nodes = os.environ.get("SLURM_NNODES", "1")
+    if cluster is None and flags.num_processes is None and "SLURM_STEP_NODELIST" not in os.environ and nodes != "1":
+        print_note(f"note: this is one process on one of {nodes} nodes; srun starts the tasks of a Slurm job on all")
     peers: failure_detection.Peers | None = None
     if cluster is not None and cluster.complete:
         # Before jax connects: its client aborts, with a stack trace, if an address is wrong or a process is missing.

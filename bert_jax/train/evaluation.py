@@ -36,7 +36,7 @@ def evaluate_batches(
     Returns:
         The metrics over all rows, and NAME/METRIC for every named source; empty without batches.
     """
-    replicated, options = sharding.replicated(mesh), sharding.options(mesh)
+    replicated, options = sharding.replicated(mesh), sharding.options(mesh, plan.runtime.compiler_options)
     # Sums and counts come back replicated, so that every process computes the same metrics.
     step = jax.jit(evaluation_step, static_argnums=0, out_shardings=replicated, compiler_options=options)
     # One step behind: `computing` holds the sums of a batch that the devices still compute.

@@ -136,6 +136,7 @@ def make_runtime(config: TrainConfig, platform: str = "", capability: str = "") 
         remat=model.remat,
         logits_at_once=model.logits_at_once,
         placement=sharding.OnMesh(),
+        compiler_options=tuple(config.mesh.compiler_options.items()),
         platform=platform,
         capability=capability,
     )

@@ -12,7 +12,9 @@ Read in this order: PARAMETER_RULES, make_mesh and its checks, the placement of 
 other constraints on a traced program, and the compiler options.
 """
 
+import functools
 import math
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
@@ -28,7 +30,8 @@ from jax.typing import DTypeLike
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.model import layers
-from bert_jax.model.runtime import Placement
+from bert_jax.model.runtime import CompilerOptions, Placement
+from bert_jax.progress import print_note
 from bert_jax.shapes import padded_vocabulary
 from bert_jax.train import rules
 
@@ -446,17 +449,62 @@ _REDUCTIONS = (
     "xla_tpu_enable_sparse_core_collective_offload_all_reduce",
     "xla_tpu_enable_sparse_core_collective_aggregator",
 )
+_NO_OPTION = re.compile(r"No such compile option: '(\w+)'")  # XLA's message
 # Options that are off in every program. Two kinds have two names in jax (jax/_src/pallas/mosaic/tpu_info.py).
 DISABLED = dict.fromkeys(("TPU v5", "TPU v5p", "TPU v6 lite", "TPU v6e"), _GATHERS) | {"TPU7x": _GATHERS + _REDUCTIONS}
 
 
-def options(mesh: Mesh, *, overlap: bool = False) -> dict[str, str] | None:
+def options(mesh: Mesh, requested: CompilerOptions = (), *, overlap: bool = False) -> dict[str, Any] | None:
     """Returns the XLA options of a program on the mesh; None if all are defaults.
 
-    `overlap` adds the options by which a train step's all-reduces overlap with computation.
+    Args:
+        requested: config.mesh.compiler_options, which override those of this module.
+        overlap: adds the options by which a train step's all-reduces overlap with computation.
+
+    Raises:
+        UserError: the compiler does not take a requested option.
     """
-    kind = mesh.devices.flat[0].device_kind
+    first = mesh.devices.flat[0]
+    device = next((one for one in mesh.devices.flat if one.process_index == jax.process_index()), first)
+    ours = default_options(first.device_kind, mesh.size, overlap=overlap)
+    known = dict(_known_options(device, tuple(ours.items())))
+    if refusal := _refusal(device, requested):
+        raise UserError(f"config.mesh.compiler_options: {refusal}")
+    return known | dict(requested) or None
+
+
+def default_options(kind: str, devices: int, *, overlap: bool) -> dict[str, str]:
+    """Returns this module's XLA options for a number of devices of a kind."""
     changed = dict.fromkeys(DISABLED.get(kind, ()), "false")
-    if overlap and mesh.size > 1:
+    if overlap and devices > 1:
         changed |= _ON_SEVERAL.get(kind, {})
-    return changed or None
+    return changed
+
+
+@functools.cache
+def _known_options(device: Any, ours: CompilerOptions) -> CompilerOptions:
+    """Returns the options that the compiler of a device knows. Versions of libtpu differ; each missing one is noted."""
+    while refusal := _refusal(device, ours):
+        missing = _NO_OPTION.search(refusal)
+        if missing is None or missing[1] not in dict(ours):
+            raise UserError(f"the compiler refuses an option of bert_jax: {refusal}")
+        line = f"warning: this version of the compiler has no option {missing[1]}, which is left out"
+        print_note(line, quiet=jax.process_index() != 0)
+        ours = tuple(pair for pair in ours if pair[0] != missing[1])
+    return ours
+
+
+@functools.cache
+def _refusal(device: Any, asked: CompilerOptions) -> str:
+    """Returns why a device's compiler does not take options, by trying them; "" if it does."""
+    if not asked:
+        return ""
+    # The sharding of the result puts the program on the device, and so chooses the compiler.
+    alone = Mesh(np.array([device]), ("alone",))
+    try:
+        with jax.set_mesh(alone):
+            placed = NamedSharding(alone, PartitionSpec())
+            jax.jit(lambda: 0.0, compiler_options=dict(asked), out_shardings=placed).lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        return str(error).partition("\n")[0].removeprefix("INVALID_ARGUMENT: ")
+    return ""

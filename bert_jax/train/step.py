@@ -79,7 +79,7 @@ def jitted(plan: Plan, mesh: Mesh, state: TrainState) -> Any:
     """
     # Equal shardings in and out let XLA reuse the donated memory, and keep the next call from compiling again.
     shardings = (jax.tree.map(lambda leaf: leaf.sharding, state), sharding.replicated(mesh))
-    options = sharding.options(mesh, overlap=True)
+    options = sharding.options(mesh, plan.runtime.compiler_options, overlap=True)
     step = functools.partial(train_step, plan)
     return jax.jit(step, donate_argnums=0, out_shardings=shardings, compiler_options=options)
 

@@ -137,7 +137,7 @@ def test_a_recipe_survives_the_way_through_a_config_dict():
             ["--config.model.presett", "mini"],
             r"unknown key config\.model\.presett; did you mean config\.model\.preset\?",
         ),
-        (["--config.mesh.sideways=1"], r"unknown key config\.mesh\.sideways; choose from data"),
+        (["--config.mesh.sideways=1"], r"unknown key config\.mesh\.sideways; choose from compiler_options, data"),
         (["--config.steps.every=1"], r"config\.steps is a single value"),
         (["--config.steps=many"], "steps"),
         (["stray"], "stray"),

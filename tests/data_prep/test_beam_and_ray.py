@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -55,6 +56,13 @@ def arguments(request: pytest.FixtureRequest, corpus: Path, vocab_dir: Path, tmp
 @pytest.mark.parametrize("engine", [BEAM, RAY])
 def test_parts_are_those_of_this_machine(engine: str, corpus: Path, vocab_dir: Path, tmp_path: Path) -> None:
     check_parts(engine, corpus, vocab_dir, tmp_path)
+
+
+def test_the_options_of_the_dataflow_script_are_those_of_beam() -> None:
+    options = pytest.importorskip("apache_beam.options.pipeline_options").PipelineOptions([])
+    script = (ROOT / "deploy" / "dataflow.sh").read_text()
+    names = re.findall(r"--(\w+)=", "".join(re.findall(r'^options\+?="(.*)"$', script, re.MULTILINE)))
+    assert len(names) == 8 and set(names) <= set(options.get_all_options())
 
 
 @with_beam

@@ -12,10 +12,12 @@ import re
 import pytest
 
 from bert_jax.config import MaskedLM, MeshConfig, ModelOptions, PretrainConfig
+from bert_jax.errors import UserError
 from bert_jax.planning import program as programs
 from bert_jax.planning.compile import AbstractStep, RowSpec, bytes_per_device, compile_step
 from bert_jax.planning.program import Collective, Program, collectives
 from bert_jax.planning.topology import PLUGINS, open_topology
+from bert_jax.train import sharding
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu")
 needs_cuda = pytest.mark.skipif(
@@ -143,6 +145,18 @@ def test_devices_that_share_no_parameters_reduce_gradients_once_a_step(topology,
     # Those of matmuls may be reduced in bfloat16, and the two parts of the token table's gradient apart.
     whole, table = bytes_per_device(params), bytes_per_device(params["embeddings"]["token"]["table"])
     assert 0.5 * whole < reduced <= whole + table + 1000
+
+
+@needs_libtpu
+def test_libtpu_takes_requested_options_and_those_that_it_lacks_are_left_out(monkeypatch, capsys):
+    mesh = sharding.make_mesh(MeshConfig(), open_topology("v5e:2x2").devices)
+    ours = sharding.default_options("TPU v5 lite", 4, overlap=True)
+    monkeypatch.setitem(sharding._ON_SEVERAL, "TPU v5 lite", ours | {"xla_tpu_of_another_version": "true"})
+    requested = (("xla_enable_async_all_reduce", False),)
+    assert sharding.options(mesh, requested, overlap=True) == ours | dict(requested)
+    assert "has no option xla_tpu_of_another_version" in capsys.readouterr().err
+    with pytest.raises(UserError, match="'xla_tpu_of_another_version'"):
+        sharding.options(mesh, (("xla_tpu_of_another_version", True),))
 
 
 @needs_libtpu

@@ -1,6 +1,7 @@
 """Runs of several processes: what flags and environment say, and what a process prints at its end (test_hosts.py)."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -62,6 +63,7 @@ SLURM = {
     "SLURM_LOCALID": "0",
 }
 TWO_TASKS = SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0", "SLURM_LOCALID": "1"}
+EIGHT_GPUS = {"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
 OPEN_MPI = {
     "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
     "OMPI_COMM_WORLD_SIZE": "3",
@@ -92,31 +94,85 @@ def test_what_flags_and_environment_leave_open_is_left_to_the_scheduler(environm
 @pytest.mark.parametrize(
     ("environment", "devices"),
     [
+        # Slurm shows all GPUs of a step to its tasks.
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "8(x4)", "SLURM_NODEID": "2", "SLURM_LOCALID": "5"}, (5,)),
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_NODEID": "0"}, (0,)),
-        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_NODEID": "1"}, None),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_NODEID": "1"}, ()),
+        (SLURM | EIGHT_GPUS | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_NODEID": "1"}, ()),
+        (TWO_TASKS | EIGHT_GPUS, (4, 5, 6, 7)),
+        (TWO_TASKS | {"SLURM_GPUS_ON_NODE": "8"}, (4, 5, 6, 7)),
+        # --gpus-per-task shows each task its own, unless there is --gpu-bind=none.
+        (TWO_TASKS | EIGHT_GPUS | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, ()),
+        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, ()),
+        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "a100:2", "CUDA_VISIBLE_DEVICES": "0,1"}, ()),
+        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "1", "CUDA_VISIBLE_DEVICES": "0"}, ()),
+        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "1", "CUDA_VISIBLE_DEVICES": "0,1"}, (1,)),
+        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "1"}, ()),
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}, (1,)),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, (2, 3)),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "0"}, ()),
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "JAX_LOCAL_DEVICE_IDS": "2,3"}, None),
-        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "0"}, None),
-        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, None),
-        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, None),
-        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "a100:2", "CUDA_VISIBLE_DEVICES": "0,1"}, None),
-        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "1", "CUDA_VISIBLE_DEVICES": "0"}, None),
-        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "1", "CUDA_VISIBLE_DEVICES": "0,1"}, (1,)),  # --gpu-bind=none
-        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "1"}, None),
     ],
 )
-def test_tasks_that_share_a_machine_take_a_gpu_each(environment, devices):
-    found = distributed.find(flags(*EXPLICIT), environment)
-    assert found is not None and found.local_device_ids == devices
-    left_to_jax = distributed.find(flags(), environment)
-    assert left_to_jax is not None and left_to_jax.local_device_ids is None
+def test_the_tasks_of_a_machine_use_all_its_gpus(environment, devices):
+    """Also where jax asks the scheduler for the rest: it would take one GPU for each task."""
+    for arguments in (EXPLICIT, ()):
+        cluster = distributed.find(flags(*arguments), environment)
+        assert cluster is not None and cluster.local_device_ids == devices
 
 
-def test_one_machine_and_a_scheduler_with_one_task_are_one_process():
+@pytest.mark.slow
+@pytest.mark.parametrize(("ids", "visible"), [(Cluster().local_device_ids, "all"), (None, "3")])
+def test_no_device_ids_are_all_devices_for_jax_and_none_are_one(ids, visible):
+    """The only Slurm task on a machine has all of its GPUs."""
+    with socket.create_server(("", 0)) as server:
+        address = f"localhost:{server.getsockname()[1]}"
+    program = (
+        f"import jax\njax.distributed.initialize({address!r}, local_device_ids={ids})\n"
+        "print(jax.config.read('jax_cuda_visible_devices'))"
+    )
+    slurm = os.environ | SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "3"}
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=slurm)
+    assert ended.stdout.strip() == visible
+
+
+def test_tasks_that_cannot_share_the_gpus_of_their_machine_are_refused():
+    three = TWO_TASKS | EIGHT_GPUS | {"SLURM_STEP_TASKS_PER_NODE": "3"}
+    with pytest.raises(UserError, match="3 tasks on this machine cannot share its 8 GPUs equally; start one task"):
+        distributed.find(flags(), three)
+
+
+SHELL = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_NODELIST"}  # of salloc or sbatch
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"},
+        SHELL,
+        SLURM | {"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},  # use_interactive_step
+        OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"},
+        SHELL | OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"},
+    ],
+)
+def test_a_single_task_and_a_shell_of_a_job_are_one_process(environment):
+    assert distributed.find(flags(), environment) is None
+
+
+def test_tasks_of_mpirun_in_a_shell_of_slurm_are_several_processes():
+    assert distributed.find(flags(), SHELL | OPEN_MPI) == Cluster()
+
+
+def test_a_shell_of_several_nodes_is_told_to_use_srun(monkeypatch, capsys):
+    for name, value in (SHELL | {"SLURM_NNODES": "4"}).items():
+        monkeypatch.setenv(name, value)
+    with distributed.processes(flags()):
+        pass
+    assert "note: this is one process on one of 4 nodes; srun starts" in capsys.readouterr().err
+
+
+def test_one_process_needs_no_coordinator():
     assert distributed.find(flags("--num_processes=1"), {"JAX_COORDINATOR_ADDRESS": "10.0.0.2:1"}) is None
-    assert distributed.find(flags(), SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) is None
-    assert distributed.find(flags(), OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"}) is None
 
 
 @pytest.mark.parametrize(

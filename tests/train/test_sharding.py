@@ -10,7 +10,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.config import AdamW, MeshConfig
+from bert_jax.config import AdamW, MeshConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.model import bert, layers
 from bert_jax.model.heads.config import Heads
@@ -22,6 +22,7 @@ from bert_jax.train import describe, sharding
 from bert_jax.train import step as step_lib
 from bert_jax.train.evaluation import evaluate_batches
 from bert_jax.train.objectives import MaskedLMObjective
+from bert_jax.train.run import make_runtime
 from bert_jax.train.step import TrainState
 
 
@@ -241,21 +242,17 @@ def test_the_average_is_gathered_by_one_program_in_all_evaluations(mesh, caplog)
 @dataclass(frozen=True)
 class Device:
     id: int
-    device_kind: str
+    device_kind: str = "TPU v5p"
     platform: str = "tpu"
     process_index: int = 0
 
 
-def mesh_of(kind: str, devices: int) -> Mesh:
-    return Mesh(np.array([Device(number, kind) for number in range(devices)], dtype=object), ("data",))
-
-
 def test_gradient_all_reduces_overlap_with_matmuls_on_several_devices_of_one_kind_if_asked_for():
-    options = sharding.options(mesh_of("TPU v5 lite", 4), overlap=True)
-    assert options is not None and options["xla_enable_async_all_reduce"] == "true"
-    assert sharding.options(mesh_of("TPU v5 lite", 4)) is None
+    options = sharding.default_options("TPU v5 lite", 4, overlap=True)
+    assert options["xla_enable_async_all_reduce"] == "true"
+    assert not sharding.default_options("TPU v5 lite", 4, overlap=False)
     for kind, devices in (("TPU v5 lite", 1), ("TPU v4", 4), ("NVIDIA H100 80GB HBM3", 8)):
-        assert sharding.options(mesh_of(kind, devices), overlap=True) is None
+        assert not sharding.default_options(kind, devices, overlap=True)
     assert sharding.options(Mesh(np.array(jax.devices()), ("data",)), overlap=True) is None
 
 
@@ -263,9 +260,45 @@ def test_gradient_all_reduces_overlap_with_matmuls_on_several_devices_of_one_kin
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_what_libtpu_cannot_build_is_off_in_every_program(kind, off, devices, overlap):
-    options = sharding.options(mesh_of(kind, devices), overlap=overlap)
-    assert options is not None and set(options.values()) == {"false"} and len(options) == off
+    options = sharding.default_options(kind, devices, overlap=overlap)
+    assert set(options.values()) == {"false"} and len(options) == off
     assert all("sparse" in name for name in options)
+
+
+# An option of XLA that its compiler for CPUs has, too, and a default of this module.
+OURS = {"xla_backend_optimization_level": "1", "xla_of_another_version": "true"}
+
+
+def test_an_option_that_a_compiler_does_not_know_is_left_out_with_one_warning(monkeypatch, capsys):
+    mesh = sharding.make_mesh(MeshConfig())
+    monkeypatch.setitem(sharding._ON_SEVERAL, jax.devices()[0].device_kind, OURS)
+    with jax.set_mesh(mesh):  # as in training
+        for _ in range(2):
+            assert sharding.options(mesh, overlap=True) == {"xla_backend_optimization_level": "1"}
+    assert capsys.readouterr().err == (
+        "warning: this version of the compiler has no option xla_of_another_version, which is left out\n"
+    )
+
+
+def test_requested_compiler_options_override_those_of_bert_jax(monkeypatch):
+    mesh = sharding.make_mesh(MeshConfig())
+    monkeypatch.setitem(sharding._ON_SEVERAL, jax.devices()[0].device_kind, OURS)
+    requested = (("xla_backend_optimization_level", 2), ("xla_cpu_enable_fast_math", False))
+    assert sharding.options(mesh, requested, overlap=True) == dict(requested)
+    assert sharding.options(mesh, requested) == dict(requested)
+
+
+@pytest.mark.parametrize(
+    ("requested", "refusal"),
+    [
+        ({"xla_no_such": True}, "config.mesh.compiler_options: No such compile option: 'xla_no_such'"),
+        ({"xla_backend_optimization_level": "high"}, "xla_backend_optimization_level, 'high' is not a valid int32"),
+    ],
+)
+def test_a_requested_compiler_option_that_the_compiler_does_not_take_is_refused(requested, refusal):
+    runtime = make_runtime(TrainConfig(mesh=MeshConfig(compiler_options=requested)))
+    with pytest.raises(UserError, match=refusal):
+        sharding.options(sharding.make_mesh(MeshConfig()), runtime.compiler_options)
 
 
 def train(plan, mesh):
@@ -287,8 +320,10 @@ def predict(plan, mesh):
 @pytest.mark.parametrize(("compiled", "trains"), [(train, True), (evaluate, False), (predict, False)])
 def test_all_programs_of_training_and_evaluation_have_the_options(compiled, trains, monkeypatch, tiny_config):
     asked = []
-    monkeypatch.setattr(sharding, "options", lambda mesh, overlap=False: asked.append((mesh, overlap)))
+    monkeypatch.setattr(sharding, "options", lambda mesh, requested, overlap=False: asked.append((requested, overlap)))
+    requested = (("xla_backend_optimization_level", 1),)
     mesh = sharding.make_mesh(MeshConfig())
     config = dataclasses.replace(tiny_config, vocab_size=900)  # of no other test, whose programs are cached
-    compiled(step_lib.Plan(config, Runtime(), MaskedLMObjective(), AdamW(), optax.identity()), mesh)
-    assert asked == [(mesh, trains)]
+    runtime = Runtime(compiler_options=requested)
+    compiled(step_lib.Plan(config, runtime, MaskedLMObjective(), AdamW(), optax.identity()), mesh)
+    assert asked == [(requested, trains)]
