@@ -31,6 +31,7 @@ from bert_jax.train.metrics import MetricsWriter, ProgressLine
 from bert_jax.train.prepare import OpenWorkdir, traced_steps
 from bert_jax.train.run import TOKENS_BEFORE, Result, Run
 from bert_jax.train.step import Plan, TrainState
+from bert_jax.train.watchdog import COMPILING, EVALUATING, SAVING, activity
 from bert_jax.train.workdir import read_params
 
 
@@ -139,7 +140,7 @@ class Recorder:
         """
         self.opened.check_held()
         checkpoints, step, state = self.opened.checkpoints, point.step, point.state
-        with self.accumulator.paused():
+        with activity.during(SAVING), self.accumulator.paused():
             # A step may have been saved before its evaluation: the last one, or the one from which the run resumes. All
             # processes take the same branch, whatever each of them sees on a shared file system.
             if step == self._saved_step:
@@ -184,7 +185,8 @@ class Recorder:
             evaluate(point)  # a finished run is evaluated again, and trained no further
         self.save(point)
         self.opened.check_held()
-        self.opened.checkpoints.wait()
+        with activity.during(SAVING):
+            self.opened.checkpoints.wait()
         # A finished run that was only evaluated again keeps its seconds of training.
         seconds = self.clock.elapsed if point.step > self.first else self._seconds
         # The result is the last step, or with early stopping the best one, which only its checkpoint still has.
@@ -281,7 +283,7 @@ class Evaluate(Hook):
         # Pausing waits for the last step first: one that is not finite stops the run here, and is not saved.
         with recorder.accumulator.paused():
             try:
-                with recorder.interruption.at_once(), notes:
+                with recorder.interruption.at_once(), notes, activity.during(EVALUATING):
                     point.evaluation = self.measure(point.step, point.state.params, point.state.average)
             except Interrupted:
                 recorder.save(point, unlogged=True)
@@ -366,7 +368,7 @@ class Log(Hook):
         if step != self._recorder.first:  # only the first dispatch compiles; later shapes are compiled ahead
             yield
             return
-        with compiling(self._recorder.progress):
+        with compiling(self._recorder.progress), activity.during(COMPILING):
             yield
         self._recorder.clock.start_estimate()
 
