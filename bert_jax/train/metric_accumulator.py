@@ -169,7 +169,8 @@ class MetricAccumulator:
         tokens = self._sums.get("tokens", 0.0)
         # A metric's mean is over the steps that have it: phases have different terms.
         had = {name: self._steps - self._absent.get(name, 0) for name in self._sums}
-        means = {name: value / max(had[name], 1) for name, value in self._sums.items() if name != "tokens"}
+        means = {name: value / had[name] if had[name] else None for name, value in self._sums.items()}
+        means.pop("tokens", None)
         line: dict[str, float | None] = {"loss": None, **means, **self._latest}
         line |= {
             "tokens_per_second": (tokens - self._tokens_before) / seconds,
@@ -208,8 +209,10 @@ class MetricAccumulator:
             counts = self._check(step, values)
             if counts:
                 for name in {*self._sums, *values} - {*LATEST, "finite", "tokens"}:
-                    # A metric that appears for the first time was absent in all earlier steps of the line.
-                    absent = int(name not in values) if name in self._sums else self._steps
+                    # A metric that appears for the first time was absent in all earlier steps of the line. A mean over
+                    # no targets is NaN, although the step is finite.
+                    absent = int(math.isnan(values.get(name, math.nan)))
+                    absent += 0 if name in self._sums else self._steps
                     if absent:
                         self._absent[name] = self._absent.get(name, 0) + absent
             self._steps += counts
@@ -217,7 +220,7 @@ class MetricAccumulator:
                 if name in LATEST:
                     self._latest[name] = float(value)
                 elif name != "finite" and (counts or name == "tokens"):
-                    self._sums[name] = self._sums.get(name, 0.0) + float(value)
+                    self._sums[name] = self._sums.get(name, 0.0) + (0.0 if math.isnan(value) else float(value))
 
 
 def training_flops(
