@@ -316,7 +316,7 @@ class Folder:
     def write(self, name: str, content: bytes | Iterable[bytes]) -> None:
         """Writes a file that appears complete or not at all, from bytes or from blocks; creates its folders."""
         with self._explained(name):
-            # A store has no folders, and shows an object only once it is complete; there a rename is a copy. But pyarrow
+            # A store has no folders, shows only complete objects, and copies when it renames. But pyarrow also
             # completes an object whose blocks end with an error, so only bytes are written under the name itself.
             is_object = self._files.base_fs.type_name in ("s3", "gcs")
             at_once = is_object and isinstance(content, bytes)

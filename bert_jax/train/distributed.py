@@ -198,6 +198,16 @@ def broadcast_from_primary(value: _Value) -> _Value:
     return decoded
 
 
+def largest(values: Mapping[str, float]) -> dict[str, tuple[float, int]]:
+    """Returns the largest of each value over all processes, and the process that has it.
+
+    All processes call it at the same point.
+    """
+    gathered = multihost_utils.process_allgather(np.array([*values.values()], np.float32))
+    table = np.asarray(gathered).reshape(jax.process_count(), len(values))
+    return {name: (float(column.max()), int(column.argmax())) for name, column in zip(values, table.T, strict=True)}
+
+
 def send_from_primary(number: float) -> jax.Array:
     """Returns at once a float32 array [] that will hold process 0's number, which must not be negative.
 

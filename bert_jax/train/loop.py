@@ -59,7 +59,7 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
         point = recorder.point(first, state)
         train_step, arguments = jitted(plan, mesh, state), prepare.step_arguments(run, mesh)
         later = {} if point.done else later_batch_shapes(source, first, run.end, mesh, run.shapes_at)
-        with activity.during(COMPILING):
+        with activity.during(COMPILING), recorder.accumulator.paused():
             ahead = stack.enter_context(CompilingAhead(train_step, state, later, arguments, mesh, progress.report))
         batches = stack.enter_context(prepare.prefetch_batches(source, mesh, first, 0 if point.done else PREFETCH))
 

@@ -114,6 +114,7 @@ class MetricAccumulator:
         heads: Heads = NO_FURTHER_HEADS,
     ) -> None:
         self.tokens = int(saved.get("all_tokens", 0))  # real tokens since the run began
+        self._closed_seconds = 0.0  # of steps in lines since this process began
         self._model, self._predictions, self._heads = model, predictions, heads
         self._peak = peak_flops()
         self._check = check
@@ -131,13 +132,24 @@ class MetricAccumulator:
         self._latest: dict[str, float] = dict(saved.get("latest", {}))
         self._tokens_before = self._sums.get("tokens", 0.0)  # before a restart, outside this process's time
         self._flops = self._paused = 0.0
+        self._dispatched = 0  # steps in this process's time
         self._started = time.monotonic()
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds that this process spent on steps, without compiling, evaluating and saving."""
+        return self._closed_seconds + self._line_seconds()
+
+    def _line_seconds(self) -> float:
+        # A line that follows a pause at once would divide by 0.
+        return max(time.monotonic() - self._started - self._paused, 1e-9)
 
     def add(self, step: int, batch: Any, metrics: dict[str, jax.Array]) -> None:
         """Records a dispatched step, once the step before it has finished."""
         rows, length = batch.input_ids.shape[0], batch.input_ids.shape[-1]
         # Rows are those of the global batch, like the tokens among the metrics and the peak of all devices.
         self._positions += rows * length
+        self._dispatched += 1
         self._flops += training_flops(self._model, rows, length, self._predictions(batch), self._heads)
         # Fetching the flag of the step before waits for that step, while the device already has the next one.
         if self._pending:
@@ -163,9 +175,9 @@ class MetricAccumulator:
         `waited_seconds` is the time spent waiting for batches since the loop began.
         """
         self.settle()
-        # Evaluating and saving are no training time. After a restart, earlier tokens were not read in this time. A line
-        # that follows a pause at once would divide by 0.
-        seconds = max(time.monotonic() - self._started - self._paused, 1e-9)
+        # Evaluating and saving are no training time. After a restart, earlier tokens were not read in this time.
+        seconds = self._line_seconds()
+        self._closed_seconds += seconds
         tokens = self._sums.get("tokens", 0.0)
         # A metric's mean is over the steps that have it: phases have different terms.
         had = {name: self._steps - self._absent.get(name, 0) for name in self._sums}
@@ -176,6 +188,7 @@ class MetricAccumulator:
             "tokens_per_second": (tokens - self._tokens_before) / seconds,
             "mfu": self._flops / seconds / self._peak if self._peak else None,
             "data_wait_share": (waited_seconds - self._waited) / seconds,
+            "step_seconds": seconds / max(self._dispatched, 1),
             "padding_share": 1 - tokens / max(self._positions, 1),
             "peak_memory_gb": peak_memory_gb(),
         }
@@ -185,7 +198,7 @@ class MetricAccumulator:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Surrounds evaluation and saving, which are no training time; first waits for the last step."""
+        """Surrounds compiling, evaluation and saving, which are no training time; first waits for the last step."""
         self.settle()
         if self._in_pause:  # the outer pause counts the time
             yield

@@ -142,6 +142,8 @@ def test_killed_and_stopped_processes_resume_and_train_as_one_process_does(shard
     assert "pretraining" not in stopped.errors(1) and not stopped.printed(1)
     finished = Started("pretrain", arguments, 2, 2, tmp_path).all_well()
     same_run(workdir, alone)
+    last = metrics.read_metrics(workdir)[-1]
+    assert all(last[f"{name}_process"] in (0, 1) and last[name] >= 0 for name in metrics.OF_HOSTS)
     [printed] = finished.printed(0)
     assert json.loads(printed)["step"] == STEPS and not finished.printed(1)
 
