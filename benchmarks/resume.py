@@ -44,7 +44,7 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.storage.hold import HOLDER_FILE
 from bert_jax.storage.location import Location, is_stored, location
-from bert_jax.train.metrics import read_metrics
+from bert_jax.train.metrics import TIMED, read_metrics
 from bert_jax.train.workdir import CHECKPOINTS, read_params
 from data_prep import build
 from data_prep.build_options import BuildOptions
@@ -53,8 +53,6 @@ from data_prep.vocabulary import TokenizerOptions, train
 RECIPE = str(common.REPOSITORY / "configs" / "bert_tiny.py")
 ROWS = 16
 SAVE_EVERY, ELASTIC_SAVE_EVERY = 5, 10  # steps
-# Fields of a log line that differ between any two runs.
-TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
 # Devices and processes of successive lives: each process has devices/processes of them.
 SHAPES = ((1, 1), (8, 1), (2, 2), (4, 1), (4, 4), (2, 1), (4, 2))
 LOSS_TOLERANCE = 1e-6  # relative
@@ -97,7 +95,7 @@ def compare(whole: Location, killed: Location) -> list[str]:
             differing.append(f"the names in {item}")
         differing += [f"{item}/{name}" for name in one if one[name].tobytes() != other[name].tobytes()]
     logs = [
-        [{name: value for name, value in line.items() if name not in TIMES} for line in read_metrics(workdir)]
+        [{name: value for name, value in line.items() if name not in TIMED} for line in read_metrics(workdir)]
         for workdir in (whole, killed)
     ]
     if logs[0] != logs[1]:

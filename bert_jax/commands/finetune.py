@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> None:
     if arguments and not arguments[0].startswith("-"):  # the file to train on
         arguments = ["--train", *arguments]
     options, config = read_arguments("finetune", DESCRIPTION, FinetuneOptions, FinetuneConfig, arguments)
-    with distributed.processes(options):
+    with distributed.processes(options, stall_timeout=options.stall_timeout):
         write_on_every_host()
         result = finetune(config, options.workdir, verbose=options.verbose, recipe=options.config)
         if distributed.is_primary():

@@ -7,11 +7,12 @@ from typing import TypeVar
 
 from bert_jax import config as config_lib
 from bert_jax.config import PretrainConfig, loading
-from bert_jax.config.options import option, parse_known
+from bert_jax.config.options import POSITIVE, option, parse_known
 from bert_jax.pretraining import pretrain
 from bert_jax.train import distributed
 from bert_jax.train.compilation import enable_compilation_cache, write_on_every_host
 from bert_jax.train.describe import VERBOSE
+from bert_jax.train.watchdog import STALL_TIMEOUT
 
 Config = TypeVar("Config")
 Options = TypeVar("Options", bound="TrainOptions")
@@ -54,12 +55,15 @@ class TrainOptions(distributed.ProcessOptions):
         help="folder of checkpoints and result: local, gs:// or s3://", metavar="DIR", aliases=["output"]
     )
     verbose: bool = option(False, VERBOSE)
+    stall_timeout: float = option(
+        STALL_TIMEOUT, "seconds without a step after which a run ends with code 75", metavar="S", valid=POSITIVE
+    )
 
 
 def main(arguments: Sequence[str]) -> None:
     options, config = read_arguments("pretrain", DESCRIPTION, TrainOptions, PretrainConfig, arguments)
     # The processes of a run connect before it touches a device.
-    with distributed.processes(options):
+    with distributed.processes(options, stall_timeout=options.stall_timeout):
         write_on_every_host()
         result = pretrain(config, options.workdir, verbose=options.verbose, recipe=options.config)
         if distributed.is_primary():

@@ -312,7 +312,8 @@ def _collective(program: Program, instruction: Instruction, devices: int, slices
         # The shape of a start holds operand and result. A permute's context words are too small to matter.
         both = kind in ("all-gather", "reduce-scatter")
         size = size * len(group) // (len(group) + 1) if both else size // 2
-    size = size * len(group) if kind == "reduce-scatter" else size
+    elif kind == "reduce-scatter":
+        size *= len(group)
     spanned = len({device * slices // devices for device in group})
     return Collective(kind, len(group), 1.0, float(size), slices=spanned)
 

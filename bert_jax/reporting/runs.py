@@ -40,7 +40,8 @@ Lines = Sequence[Mapping[str, Any]]  # of a metrics.jsonl
 TRAINING, HELD_OUT = "training", "held out"
 NATS = "nats"
 NOTE = "Noisy curves have a bold running mean. Point at a chart to read values."
-EXACT = ("learning_rate", "peak_memory_gb")  # without noise, so that a running mean would only blur them
+# Without noise, so that a running mean would only blur them.
+EXACT = ("learning_rate", "peak_memory_gb", "goodput", "checkpoint_seconds")
 # A chart is some 450 pixels wide; more points than these are averaged in buckets of equal length.
 MOST_POINTS = 300
 # Noisy curves of more points than this get a running mean over a SMOOTHING-th of the run.
@@ -76,6 +77,8 @@ _OTHER_CHARTS: tuple[tuple[str, str, dict[str, str], Format], ...] = (
     ("Gradient norm", "", {"before clipping": "gradient_norm"}, number),
     ("Throughput", "tokens/s", {"real tokens": "tokens_per_second"}, number),
     ("Waste", "", {"time waiting for data": "data_wait_share", "positions of padding": "padding_share"}, percent),
+    ("Goodput", "", {"share of time in steps": "goodput"}, percent),
+    ("Time to save", "s", {"from asked to durable": "checkpoint_seconds"}, number),
     ("Model FLOPs utilization", "share of peak", {"MFU": "mfu"}, percent),
     ("Peak memory", "GB", {"fullest device": "peak_memory_gb"}, number),
 )

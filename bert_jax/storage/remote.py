@@ -316,9 +316,11 @@ class Folder:
     def write(self, name: str, content: bytes | Iterable[bytes]) -> None:
         """Writes a file that appears complete or not at all, from bytes or from blocks; creates its folders."""
         with self._explained(name):
-            # A store has no folders, and shows an object only once it is complete. There a rename would be a copy.
+            # A store has no folders, shows only complete objects, and copies when it renames. But pyarrow also
+            # completes an object whose blocks end with an error, so only bytes are written under the name itself.
             is_object = self._files.base_fs.type_name in ("s3", "gcs")
-            unfinished = name if is_object else f"{name}.{os.urandom(4).hex()}{_TEMPORARY}"
+            at_once = is_object and isinstance(content, bytes)
+            unfinished = name if at_once else f"{name}.{os.urandom(4).hex()}{_TEMPORARY}"
             if not is_object:
                 self._files.base_fs.create_dir(os.path.dirname(self._files.base_path + name), recursive=True)
             stream = self._files.open_output_stream(unfinished, compression=None)
@@ -330,7 +332,7 @@ class Folder:
                 with contextlib.suppress(OSError):
                     self._files.delete_file(unfinished)
                 raise
-            if not is_object:
+            if not at_once:
                 self._files.move(unfinished, name)
 
     def remove(self, name: str) -> None:

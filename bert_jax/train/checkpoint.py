@@ -14,6 +14,7 @@ import copy
 import itertools
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -108,6 +109,7 @@ class Checkpoints:
         self._saving: int | None = None
         self._finishing: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self.durable_seconds: float | None = None  # from asking for the last complete save until nothing could lose it
         # A run holds its workdir, so nobody is still writing what is removed here.
         _remove_unfinished(self.directory)
         # The complete steps, equal in all processes. Steps that a run which replaces this one saves are never added.
@@ -139,6 +141,7 @@ class Checkpoints:
             Exception: the failure of the previous save, as from `wait`. An OSError for a full disk names the step.
                 Older checkpoints stay whole.
         """
+        asked = time.monotonic()
         # One save at a time. The failure of the last one is raised before another begins.
         self.wait()
         # Not by a listing of the folder, which may differ between processes for a moment.
@@ -158,7 +161,9 @@ class Checkpoints:
                 copy.deepcopy(dict(meta)),  # it is written by a thread while the run changes its sums
             )
         # A daemon, so that a process which must not wait for this save (see __exit__) can still exit.
-        self._finishing = threading.Thread(target=self._finish, args=(step,), name="finish checkpoint", daemon=True)
+        self._finishing = threading.Thread(
+            target=self._finish, args=(step, asked), name="finish checkpoint", daemon=True
+        )
         self._finishing.start()
 
     def measured(self, step: int, evaluation: Mapping[str, float]) -> None:
@@ -284,7 +289,7 @@ class Checkpoints:
         if kind is None or not issubclass(kind, ignored):
             self.close()
 
-    def _finish(self, step: int) -> None:
+    def _finish(self, step: int, asked: float) -> None:
         """Completes a save in a thread: waits for Orbax, uploads a step to S3, and removes old steps."""
         # `wait` raises any error of this thread.
         try:
@@ -301,6 +306,7 @@ class Checkpoints:
                     self._check_held()  # again, since an upload may take minutes
                     write_file(stored / MARK, f"Checkpoint commit was successful to {stored}".encode())
                 shutil.rmtree(staged)
+            self.durable_seconds = time.monotonic() - asked
             # Old steps go last, so that a complete one exists at any instant. `save` joins this thread before it reads
             # what changes here.
             self._known.add(step)

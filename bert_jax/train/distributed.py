@@ -9,34 +9,38 @@ only one process can know (a clock, a file) over the devices.
 """
 
 import contextlib
+import ctypes
 import itertools
 import json
 import os
 import re
+import signal
 import sys
+import tempfile
 import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import distributed as jax_distributed
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax import command_line, errors
-from bert_jax.command_line import EXIT_LOST, EXIT_STOPPED
+from bert_jax.command_line import EXIT_LOST, EXIT_STOPPED, EXIT_USER_ERROR
 from bert_jax.config.options import POSITIVE, Checked, option
 from bert_jax.errors import Stopped, UserError
 from bert_jax.progress import print_note
 from bert_jax.storage import hold
-from bert_jax.train import failure_detection
+from bert_jax.train import watchdog
 
 STARTUP_TIMEOUT = 300.0  # jax.distributed.initialize's own; pods of a scheduler start minutes apart
-HEARTBEAT_TIMEOUT = 100.0  # the same
+HEARTBEAT_TIMEOUT = 30.0  # a third of jax's own: all processes stand still until a lost one is noticed
 
 
 _SECTION = "several processes (detected on TPU pods, Slurm, Open MPI and GKE)"
@@ -178,9 +182,9 @@ def _number(name: str, flag: int | None, environment: Mapping[str, str]) -> int 
         raise UserError(f"{variable} is {environment[variable]!r}; expected a number, or give --{name}") from None
 
 
-# jax's own heartbeat aborts the process; it waits this much longer than failure_detection, which names the lost one.
-_PATIENCE = 3
-# How long a failing process waits to hear that another one was lost, which is then the reason.
+# Errors of gloo and NCCL when the process at the other end has died.
+_CONNECTION = re.compile(r"connection (closed|reset|refused|timed out)|broken pipe|socket closed|ncclRemoteError", re.I)
+# How long a failing process waits to hear that another one has failed, which is then the reason.
 _BLAME_SECONDS = 5.0
 _STDERR = 2  # the file descriptor, which C++ writes to as well
 
@@ -217,6 +221,16 @@ def broadcast_from_primary(value: _Value) -> _Value:
     return decoded
 
 
+def largest(values: Mapping[str, float]) -> dict[str, tuple[float, int]]:
+    """Returns the largest of each value over all processes, and the process that has it.
+
+    All processes call it at the same point.
+    """
+    gathered = multihost_utils.process_allgather(np.array([*values.values()], np.float32))
+    table = np.asarray(gathered).reshape(jax.process_count(), len(values))
+    return {name: (float(column.max()), int(column.argmax())) for name, column in zip(values, table.T, strict=True)}
+
+
 def send_from_primary(number: float) -> jax.Array:
     """Returns at once a float32 array [] that will hold process 0's number, which must not be negative.
 
@@ -250,50 +264,97 @@ def stop_requested() -> bool:
 
 
 @contextlib.contextmanager
-def processes(flags: ProcessOptions, *, saves: bool = True) -> Iterator[None]:
+def processes(flags: ProcessOptions, *, saves: bool = True, stall_timeout: float = 0.0) -> Iterator[None]:
     """Surrounds a command: connects this process to the others of its run, by flags, environment or scheduler.
 
-    When a process fails or dies, the others end too: with its message and exit code, or EXIT_LOST. A command that
-    saves asks stop_requested; any other ends by SIGTERM as usual. Raises UserError if the processes do not find each
-    other.
+    When a process fails, the others end too, with its message and exit code; with EXIT_LOST if it dies, and if a run
+    stands still for stall_timeout seconds (0: never). A command that saves asks stop_requested; any other ends by
+    SIGTERM as usual. Raises UserError if the processes cannot be connected.
     """
-    cluster = find(flags)
+    cluster, several = find(flags), False
     nodes = os.environ.get("SLURM_NNODES", "1")
     if cluster is None and flags.num_processes is None and "SLURM_STEP_NODELIST" not in os.environ and nodes != "1":
         print_note(f"note: this is one process on one of {nodes} nodes; srun starts the tasks of a Slurm job on all")
-    peers: failure_detection.Peers | None = None
-    if cluster is not None and cluster.complete:
-        # Before jax connects: its client aborts, with a stack trace, if an address is wrong or a process is missing.
-        peers = _call(flags, (cluster.host, cluster.port), cluster.num_processes or 0, cluster.process_id or 0)
-    try:
-        # A single process, also of a scheduler, runs without any of this.
-        if cluster is None or not _initialize(cluster, flags, saves) or jax.process_count() == 1:
+    with contextlib.ExitStack() as stack:
+        if cluster is not None:
+            aborting = stack.enter_context(_Aborting(flags))
+            with aborting.connecting():
+                connected = _initialize(cluster, flags, saves)
+            several = connected and jax.process_count() > 1  # a scheduler may have one process, which runs alone
+        peers = watchdog.Peers(jax.process_index(), jax.process_count(), _client()) if several else None
+        guard = stack.enter_context(watchdog.Watchdog(stall_timeout, _end, peers))
+        try:
             yield
-            return
-        if peers is None:  # a scheduler knows the processes, and jax alone knows its address: meet at another one
-            address = broadcast_from_primary(failure_detection.free_address())
-            peers = _call(flags, address, jax.process_count(), jax.process_index())
-        yield
-    except Stopped:  # all of them at the same step
-        if peers is None:
-            raise
-        # Process 0 alone prints the message; the others exit with the same code.
-        _leave(peers)
-        if is_primary():
-            raise
-        sys.exit(EXIT_STOPPED)
-    except BaseException as error:
-        if peers is None:
-            raise
-        _fail(peers, error)
-    _leave(peers)
+        except Stopped:  # all of them at the same step
+            if not several:
+                raise
+            # Process 0 alone prints the message; the others exit with the same code.
+            jax.distributed.shutdown()
+            if is_primary():
+                raise
+            sys.exit(EXIT_STOPPED)
+        except BaseException as error:
+            if not several:
+                raise
+            _fail(guard, error)
+        if several:
+            jax.distributed.shutdown()  # waits for all processes
 
 
-def _call(flags: ProcessOptions, address: tuple[str, int], count: int, process: int) -> failure_detection.Peers:
-    """Waits for all processes of the run, and ends this one when another one stops."""
-    peers = failure_detection.call(*address, count, process, flags.startup_timeout)
-    peers.watch(flags.heartbeat_timeout, _end)
-    return peers
+def _client() -> Any:
+    """jax's client of its coordination service; no public name has it."""
+    return jax_distributed.global_state.client
+
+
+class _Aborting:
+    """Turns jaxlib's abort, if processes do not connect or one of them is lost, into one line and an exit code.
+
+    jaxlib logs why, and calls abort(). A function given to it instead is called with a value that Python cannot receive
+    (jaxlib 0.10.2: std::bad_cast), so the signal of abort() is caught, in C: Python's own handlers would run in the
+    main thread, which waits for a device.
+    """
+
+    def __init__(self, flags: ProcessOptions) -> None:
+        self._timeout = flags.startup_timeout
+        self._handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._handle)
+        self._signal = ctypes.CDLL(None).signal
+        self._signal.restype = ctypes.c_void_p
+        self._signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        self._log: IO[bytes] | None = None
+
+    def __enter__(self) -> "_Aborting":
+        self._before = self._signal(signal.SIGABRT, ctypes.cast(self._handler, ctypes.c_void_p))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._signal(signal.SIGABRT, self._before)
+
+    @contextlib.contextmanager
+    def connecting(self) -> Iterator[None]:
+        """Keeps jaxlib's log, with its stack trace, from the screen until the processes are connected."""
+        with tempfile.TemporaryFile() as self._log:
+            self._stderr = os.dup(_STDERR)
+            os.dup2(self._log.fileno(), _STDERR)
+            try:
+                yield
+            finally:
+                self._restore()
+                self._log = None
+
+    def _restore(self) -> None:
+        os.dup2(self._stderr, _STDERR)
+        os.close(self._stderr)
+
+    def _handle(self, _number: int) -> None:
+        if (log := self._log) is None:
+            _end(EXIT_LOST, "another process of the run, or its machine, is lost; jax's lines above name it. Run the "
+                 "same command on every host to resume")  # fmt: skip
+        self._restore()
+        log.seek(0)
+        reason = re.search(r"absl::Status: (.*)", log.read().decode(errors="replace"))
+        _end(EXIT_USER_ERROR, f"the processes of the run cannot connect within {self._timeout:g} s "
+             f"({reason[1] if reason else 'jaxlib gives no reason'}). Start all of them, check --coordinator_address, "
+             "--num_processes and --process_id on every host, or give --startup_timeout more seconds")  # fmt: skip
 
 
 def _initialize(cluster: Cluster, flags: ProcessOptions, saves: bool) -> bool:
@@ -311,7 +372,7 @@ def _initialize(cluster: Cluster, flags: ProcessOptions, saves: bool) -> bool:
                 local_device_ids=cluster.local_device_ids,
                 cluster_detection_method="deactivate" if cluster.complete else None,
                 initialization_timeout=int(max(flags.startup_timeout, 1)),
-                heartbeat_timeout_seconds=int(max(_PATIENCE * flags.heartbeat_timeout, 1)),
+                heartbeat_timeout_seconds=int(max(flags.heartbeat_timeout, 1)),
             )
         except (ValueError, RuntimeError) as error:
             # Nothing given: ValueError means that there is no scheduler, and RuntimeError that devices are in use
@@ -323,32 +384,29 @@ def _initialize(cluster: Cluster, flags: ProcessOptions, saves: bool) -> bool:
     return True
 
 
-def _leave(peers: failure_detection.Peers) -> None:
-    """Ends successfully. jax's shutdown waits for all processes, and detection stays on until it is done."""
-    jax.distributed.shutdown()
-    peers.leave()
-
-
-def _fail(peers: failure_detection.Peers, error: BaseException) -> NoReturn:
+def _fail(guard: watchdog.Watchdog, error: BaseException) -> NoReturn:
     """Ends all processes at once after an error of this one, since an orderly end would wait for the others."""
     outcome = command_line.outcome(error)
     if outcome is None and isinstance(error, Exception):
-        # A collective fails here first when its other end has died; failure_detection then knows who it was.
+        # A collective fails here first when its other end has ended; the watchdog then hears why.
         threading.Event().wait(_BLAME_SECONDS)
     # Never released, because the process exits: the watching thread cannot print a second reason (_end).
     with _last_words:
+        if outcome is None and isinstance(error, jax.errors.JaxRuntimeError) and _CONNECTION.search(str(error)):
+            advice = "Another process has ended; see its log. Run the same command on every host to resume"
+            outcome = EXIT_LOST, f"error: {errors.one_line(str(error))[:300]}. {advice}"
         if outcome is None:
             code, message = 1, f"{type(error).__name__}: {error}"
             print_last("".join(traceback.format_exception(error)))
         else:
             code, message = outcome
             print_last(errors.one_line(message), begun_by_others=code == EXIT_LOST)
-        peers.announce(code, errors.one_line(message).removeprefix("error: ")[:2000])
+        guard.announce(code, errors.one_line(message).removeprefix("error: ")[:2000])
         _exit(code)
 
 
-def _end(code: int, why: str) -> None:
-    """Ends this process because another one ended; called in a thread, since the main one may be waiting."""
+def _end(code: int, why: str) -> NoReturn:
+    """Ends this process because of another one or of a stall; called in a thread, since the main one may be waiting."""
     with _last_words:
         print_last(errors.one_line(f"error: {why}"), begun_by_others=code == EXIT_LOST)
         _exit(code)

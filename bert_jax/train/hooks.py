@@ -8,7 +8,8 @@ Interruption, which turns SIGTERM and Ctrl-C into a flag.
 import contextlib
 import dataclasses
 import signal
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -27,10 +28,12 @@ from bert_jax.train.clock import make_clock
 from bert_jax.train.compilation import compiling, evaluating
 from bert_jax.train.evaluation import EarlyStop, has_stopped_early
 from bert_jax.train.metric_accumulator import FiniteCheck, MetricAccumulator
-from bert_jax.train.metrics import MetricsWriter, ProgressLine
+from bert_jax.train.metrics import OF_HOSTS, MetricsWriter, ProgressLine
 from bert_jax.train.prepare import OpenWorkdir, traced_steps
 from bert_jax.train.run import TOKENS_BEFORE, Result, Run
+from bert_jax.train.run_record import seconds_since_first
 from bert_jax.train.step import Plan, TrainState
+from bert_jax.train.watchdog import COMPILING, EVALUATING, SAVING, activity
 from bert_jax.train.workdir import read_params
 
 
@@ -96,6 +99,9 @@ class Recorder:
             self.early_stop = EarlyStop(run.early_stop, best, meta.get("early_stop", {}), self.first, evaluations)
         # A branch begins its own log: existing lines in its workdir come from a run that left no checkpoint.
         self.writer = MetricsWriter(run.workdir, 0 if workdir.BRANCHED in meta else self.first - self.unlogged)
+        # For the goodput. A branch's record begins with the branch, and so do its steps.
+        self._stepped_before = 0.0 if workdir.BRANCHED in meta else meta.get("step_seconds", 0.0)
+        self._began = time.monotonic() - (seconds_since_first(run.workdir) if distributed.is_primary() else 0.0)
         # The step from which the run resumes is saved already.
         self._saved_step, self.saved_seconds = self.first, self.clock.agreed
 
@@ -118,6 +124,24 @@ class Recorder:
         done = self.ended or self.stops_early or fraction >= 1.0
         return Point(step, state, fraction, done, waited_seconds)
 
+    @property
+    def step_seconds(self) -> float:
+        """Seconds spent on steps since the run began, without those that a kill lost."""
+        return self._stepped_before + self.accumulator.step_seconds
+
+    def operations(self, line: Mapping[str, float | None]) -> dict[str, float | None]:
+        """Returns a log line's values about the processes: the largest over all, whose it is, goodput and saving."""
+        # Process 0 writes the log, so only its clock and its record of the starts count.
+        values: dict[str, float | None] = {"goodput": self.step_seconds / max(time.monotonic() - self._began, 1e-9)}
+        checkpoints = self.opened.checkpoints
+        if checkpoints.durable_seconds is not None:
+            values["checkpoint_seconds"], checkpoints.durable_seconds = checkpoints.durable_seconds, None
+        if jax.process_count() > 1:
+            here = {name: value for name in OF_HOSTS if (value := line[name]) is not None}
+            for name, (value, process) in distributed.largest(here).items():
+                values |= {name: value, f"{name}_process": process}
+        return values
+
     def correct_fraction(self) -> None:
         """Logs the budget fraction of the step from which the run resumes, so that the log can be replayed.
 
@@ -137,7 +161,7 @@ class Recorder:
         """
         self.opened.check_held()
         checkpoints, step, state = self.opened.checkpoints, point.step, point.state
-        with self.accumulator.paused():
+        with activity.during(SAVING), self.accumulator.paused():
             # A step may have been saved before its evaluation: the last one, or the one from which the run resumes. All
             # processes take the same branch, whatever each of them sees on a shared file system.
             if step == self._saved_step:
@@ -149,6 +173,7 @@ class Recorder:
             meta = {
                 "step": step,
                 "seconds": self.clock.elapsed,
+                "step_seconds": self.step_seconds,
                 "budget_fraction": self.clock.fraction,
                 "window": self.accumulator.state(),
                 "skipped": self.finite.skipped,
@@ -182,7 +207,8 @@ class Recorder:
             evaluate(point)  # a finished run is evaluated again, and trained no further
         self.save(point)
         self.opened.check_held()
-        self.opened.checkpoints.wait()
+        with activity.during(SAVING):
+            self.opened.checkpoints.wait()
         # A finished run that was only evaluated again keeps its seconds of training.
         seconds = self.clock.elapsed if point.step > self.first else self._seconds
         # The result is the last step, or with early stopping the best one, which only its checkpoint still has.
@@ -279,7 +305,7 @@ class Evaluate(Hook):
         # Pausing waits for the last step first: one that is not finite stops the run here, and is not saved.
         with recorder.accumulator.paused():
             try:
-                with recorder.interruption.at_once(), notes:
+                with recorder.interruption.at_once(), notes, activity.during(EVALUATING):
                     point.evaluation = self.measure(point.step, point.state.params, point.state.average)
             except Interrupted:
                 recorder.save(point, unlogged=True)
@@ -342,6 +368,7 @@ class Log(Hook):
         # Closing waits for the last step and checks it, so a run whose loss is not finite stops before it logs the
         # step.
         line = recorder.accumulator.close(point.waited_seconds)
+        line |= recorder.operations(line)
         if run.epochs_before is not None:
             read = run.epochs_before(point.step, run.counted_from)
             line |= {f"epochs/{name}": epochs for name, epochs in read.items()}
@@ -364,7 +391,8 @@ class Log(Hook):
         if step != self._recorder.first:  # only the first dispatch compiles; later shapes are compiled ahead
             yield
             return
-        with compiling(self._recorder.progress):
+        recorder = self._recorder
+        with compiling(recorder.progress), activity.during(COMPILING), recorder.accumulator.paused():
             yield
         self._recorder.clock.start_estimate()
 

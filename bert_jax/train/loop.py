@@ -20,6 +20,7 @@ from bert_jax.train.metrics import ProgressLine
 from bert_jax.train.run import Result, Run
 from bert_jax.train.run_record import record_start
 from bert_jax.train.step import jitted
+from bert_jax.train.watchdog import COMPILING, WAITING, activity
 from bert_jax.train.workdir import counting_on
 
 # Batches that a thread makes ahead: enough to hide a slow one, such as the first of a new shard.
@@ -38,7 +39,7 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
         UserError: `prepare` refuses the run, or the loss is no longer finite.
     """
     source, mesh = run.source, prepare.make_mesh(run)
-    with jax.set_mesh(mesh), Interruption() as interruption, contextlib.ExitStack() as stack:
+    with jax.set_mesh(mesh), Interruption() as interruption, activity.run(), contextlib.ExitStack() as stack:
         # Checks that need no workdir come before it is opened, so that a refused run changes nothing in it.
         plan = prepare.make_plan(run)
         opened = stack.enter_context(prepare.open_workdir(run))
@@ -58,10 +59,12 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
         point = recorder.point(first, state)
         train_step, arguments = jitted(plan, mesh, state), prepare.step_arguments(run, mesh)
         later = {} if point.done else later_batch_shapes(source, first, run.end, mesh, run.shapes_at)
-        ahead = stack.enter_context(CompilingAhead(train_step, state, later, arguments, mesh, progress.report))
+        with activity.during(COMPILING), recorder.accumulator.paused():
+            ahead = stack.enter_context(CompilingAhead(train_step, state, later, arguments, mesh, progress.report))
         batches = stack.enter_context(prepare.prefetch_batches(source, mesh, first, 0 if point.done else PREFETCH))
 
         for step in itertools.count(first):
+            activity.begin_step(step)
             # Nothing is due at the checkpoint's own step, unless it was saved before its evaluation and log line.
             if step > first or recorder.unlogged:
                 for hook in hooks:
@@ -78,7 +81,8 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
             if step == first:
                 opened.check_held()
                 run.forget_result()  # of a run that had finished and now continues
-            batch = next(batches)
+            with activity.during(WAITING):
+                batch = next(batches)
             if step > first and step in source.changes:
                 progress.report(f"from step {step}: {describe_batch(batch)}")
             ahead.wait_for(batch)

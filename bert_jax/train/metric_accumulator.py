@@ -112,6 +112,7 @@ class MetricAccumulator:
         objective: Objective,
     ) -> None:
         self.tokens = int(saved.get("all_tokens", 0))  # real tokens since the run began
+        self._closed_seconds = 0.0  # of steps in lines since this process began
         self._model, self._objective = model, objective
         self._peak = peak_flops()
         self._check = check
@@ -129,13 +130,24 @@ class MetricAccumulator:
         self._latest: dict[str, float] = dict(saved.get("latest", {}))
         self._tokens_before = self._sums.get("tokens", 0.0)  # before a restart, outside this process's time
         self._flops = self._paused = 0.0
+        self._dispatched = 0  # steps in this process's time
         self._started = time.monotonic()
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds that this process spent on steps, without compiling, evaluating and saving."""
+        return self._closed_seconds + self._line_seconds()
+
+    def _line_seconds(self) -> float:
+        # A line that follows a pause at once would divide by 0.
+        return max(time.monotonic() - self._started - self._paused, 1e-9)
 
     def add(self, step: int, batch: Any, metrics: dict[str, jax.Array]) -> None:
         """Records a dispatched step, once the step before it has finished."""
         rows, length = batch.input_ids.shape[0], batch.input_ids.shape[-1]
         # Rows are those of the global batch, like the tokens among the metrics and the peak of all devices.
         self._positions += rows * length
+        self._dispatched += 1
         read = self._objective.predictions(batch), self._objective.heads, self._objective.last_positions(batch)
         self._flops += training_flops(self._model, rows, length, *read)
         # Fetching the flag of the step before waits for that step, while the device already has the next one.
@@ -162,18 +174,20 @@ class MetricAccumulator:
         `waited_seconds` is the time spent waiting for batches since the loop began.
         """
         self.settle()
-        # Evaluating and saving are no training time. After a restart, earlier tokens were not read in this time. A line
-        # that follows a pause at once would divide by 0.
-        seconds = max(time.monotonic() - self._started - self._paused, 1e-9)
+        # Evaluating and saving are no training time. After a restart, earlier tokens were not read in this time.
+        seconds = self._line_seconds()
+        self._closed_seconds += seconds
         tokens = self._sums.get("tokens", 0.0)
         # A metric's mean is over the steps that have it: phases have different terms.
         had = {name: self._steps - self._absent.get(name, 0) for name in self._sums}
-        means = {name: value / max(had[name], 1) for name, value in self._sums.items() if name != "tokens"}
+        means = {name: value / had[name] if had[name] else None for name, value in self._sums.items()}
+        means.pop("tokens", None)
         line: dict[str, float | None] = {"loss": None, **means, **self._latest}
         line |= {
             "tokens_per_second": (tokens - self._tokens_before) / seconds,
             "mfu": self._flops / seconds / self._peak if self._peak else None,
             "data_wait_share": (waited_seconds - self._waited) / seconds,
+            "step_seconds": seconds / max(self._dispatched, 1),
             "padding_share": 1 - tokens / max(self._positions, 1),
             "peak_memory_gb": peak_memory_gb(),
         }
@@ -183,7 +197,7 @@ class MetricAccumulator:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Surrounds evaluation and saving, which are no training time; first waits for the last step."""
+        """Surrounds compiling, evaluation and saving, which are no training time; first waits for the last step."""
         self.settle()
         if self._in_pause:  # the outer pause counts the time
             yield
@@ -207,8 +221,10 @@ class MetricAccumulator:
             counts = self._check(step, values)
             if counts:
                 for name in {*self._sums, *values} - {*LATEST, "finite", "tokens"}:
-                    # A metric that appears for the first time was absent in all earlier steps of the line.
-                    absent = int(name not in values) if name in self._sums else self._steps
+                    # A metric that appears for the first time was absent in all earlier steps of the line. A mean over
+                    # no targets is NaN, although the step is finite.
+                    absent = int(math.isnan(values.get(name, math.nan)))
+                    absent += 0 if name in self._sums else self._steps
                     if absent:
                         self._absent[name] = self._absent.get(name, 0) + absent
             self._steps += counts
@@ -216,7 +232,7 @@ class MetricAccumulator:
                 if name in LATEST:
                     self._latest[name] = float(value)
                 elif name != "finite" and (counts or name == "tokens"):
-                    self._sums[name] = self._sums.get(name, 0.0) + float(value)
+                    self._sums[name] = self._sums.get(name, 0.0) + (0.0 if math.isnan(value) else float(value))
 
 
 def training_flops(

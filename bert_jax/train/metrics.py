@@ -32,6 +32,13 @@ from bert_jax.storage.location import Location, is_stored, store_errors, write_f
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_SECONDS = 120.0  # TensorBoard sees events at least as often
+# Values that a line has of the process where they are largest; with several processes, NAME_process is its number.
+OF_HOSTS = ("data_wait_share", "step_seconds", "peak_memory_gb")
+# Values that no two runs share.
+TIMED = (
+    *("time", "tokens_per_second", "mfu", "checkpoint_seconds", "goodput", *OF_HOSTS),
+    *(f"{name}_process" for name in OF_HOSTS),
+)
 FOLDER = "metrics"  # holds the segments
 SECONDS = 60.0  # between two writes, unless the run saves
 SEGMENT_BYTES = 1 << 20  # the last segment is rewritten with its new lines until it has this many bytes

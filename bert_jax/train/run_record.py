@@ -71,6 +71,13 @@ def read_starts(workdir: Location) -> list[dict[str, Any]]:
     return []
 
 
+def seconds_since_first(workdir: Location) -> float:
+    """Returns the seconds since a run began, by its record; 0 if there is none."""
+    starts = read_starts(workdir)
+    began = datetime.datetime.fromisoformat(starts[0]["time"]) if starts else None
+    return 0.0 if began is None else (datetime.datetime.now(datetime.UTC) - began).total_seconds()
+
+
 def copy_starts(source: Location, target: Location) -> None:
     """Copies run.json to another workdir."""
     if starts := read_starts(source):

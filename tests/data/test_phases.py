@@ -194,9 +194,8 @@ def test_a_run_killed_in_a_phase_and_in_an_epoch_ends_bit_equal(short_dir, shard
     for step, rows, length in ((4, 16, 32), (6, 16, 64)):
         assert f"from step {step}: batches of {rows} rows of {length} positions" in printed
         assert f"compiling for step {step}: batches of {rows} rows of {length} positions" in printed
-    times = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
     logs = [metrics.read_metrics(tmp_path / name) for name in ("whole", "killed")]
-    one, other = ([{k: v for k, v in line.items() if k not in times} for line in log] for log in logs)
+    one, other = ([{k: v for k, v in line.items() if k not in metrics.TIMED} for line in log] for log in logs)
     assert one == other
 
 

@@ -19,8 +19,7 @@ def untimed_log(workdir: Path) -> list[dict[str, Any]]:
     """The lines of a run's log without the values that no two runs share."""
     from bert_jax.train import metrics  # not for every test: conftest.py imports this module
 
-    timed = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
-    return [{k: v for k, v in line.items() if k not in timed} for line in metrics.read_metrics(workdir)]
+    return [{k: v for k, v in line.items() if k not in metrics.TIMED} for line in metrics.read_metrics(workdir)]
 
 
 def arguments(shards: Path, workdir: Path, *overrides: str) -> list[str]:

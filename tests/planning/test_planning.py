@@ -192,6 +192,22 @@ def test_the_trip_count_of_a_scan_is_read_from_its_condition_and_other_loops_are
         assert {instruction.name: count for instruction, count in program.runs()}["fusion.1"] == runs
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(("kind", "operand", "result"), [("all-gather", 8, 32), ("reduce-scatter", 32, 8)])
+def test_a_collective_counts_a_devices_whole_array_started_or_at_once(kind, operand, result, asynchronous):
+    shapes = f"(f32[{operand}], f32[{result}])" if asynchronous else f"f32[{result}]"
+    text = f"""HloModule m
+
+ENTRY %main (p: f32[{operand}]) -> f32[{result}] {{
+  %p = f32[{operand}]{{0}} parameter(0)
+  %c = {shapes} {kind}{"-start" * asynchronous}(%p), replica_groups={{{{0,1,2,3}}}}, dimensions={{0}}
+}}
+"""
+    program = programs.parse(text)
+    [collective] = programs.collectives(program, 4, 1, lambda _: 1.0, lambda _: 0.0)
+    assert (collective.kind, collective.group, collective.bytes) == (kind, 4, 4 * 32)
+
+
 def test_each_branch_of_a_conditional_counts_an_equal_share():
     text = """HloModule m
 

@@ -10,6 +10,7 @@ import random
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -148,6 +149,39 @@ def test_unfinished_file_of_a_folder_is_not_listed_and_removed_if_it_is_interrup
         folder.write("a", content(KeyboardInterrupt()))
     assert not list(tmp_path.iterdir())
     folder.write("a", content())
+    assert folder.names() == {"a"} and folder.read("a") == b"half of it"
+
+
+class _WithoutDeletion:
+    """A store for a process that is killed before it removes anything."""
+
+    def __init__(self, files: fs.FileSystem) -> None:
+        self._files = files
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def delete_file(self, name: str) -> None:
+        raise OSError(f"{name} stays")
+
+
+def test_blocks_that_end_with_an_error_leave_no_object_in_s3(bucket):
+    folder = Folder("s3://books/broken")
+    files = folder._files
+
+    def blocks(error: Exception | None):
+        yield b"half"
+        assert folder.names() == set()
+        if error is not None:
+            raise error
+        yield b" of it"
+
+    folder._files = _WithoutDeletion(files)
+    with pytest.raises(ZeroDivisionError):
+        folder.write("a", blocks(ZeroDivisionError()))
+    assert folder.names() == set()
+    folder._files = files
+    folder.write("a", blocks(None))
     assert folder.names() == {"a"} and folder.read("a") == b"half of it"
 
 

@@ -43,7 +43,6 @@ from bert_jax.train.run import Result, Run
 from bert_jax.train.workdir import read_params, saved_steps, selected_step
 
 start, reviews = tiny_finetuning.start, tiny_finetuning.reviews  # fixtures
-TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +131,7 @@ class Killed(Exception):
 
 
 def log(workdir: Path) -> list[dict]:
-    return [{k: v for k, v in line.items() if k not in TIMES} for line in metrics.read_metrics(workdir)]
+    return [{k: v for k, v in line.items() if k not in metrics.TIMED} for line in metrics.read_metrics(workdir)]
 
 
 def assert_equal(one: Path, other: Path) -> None:

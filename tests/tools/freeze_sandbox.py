@@ -18,6 +18,7 @@ import numpy as np
 # Fields that may differ between two runs of the same code: times, speed, memory, versions, the machine.
 VOLATILE = {
     *("time", "seconds", "created", "versions", "tokens_per_second", "mfu", "data_wait_share", "peak_memory_gb"),
+    *("step_seconds", "checkpoint_seconds", "goodput"),
     *("seconds_per_step", "commit", "sha256_of_meta"),
 }
 

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -117,7 +118,15 @@ def test_a_killed_run_resumes_exactly(run):
     with pytest.raises(Killed):
         loop.fit(dataclasses.replace(killed, source=Interrupted(killed.source, 5, kill)))
     assert latest_step(killed.workdir) in (2, 4)
+    record = killed.workdir / "run.json"
+    starts = json.loads(record.read_text())["starts"]
+    starts[0]["time"] = (datetime.fromisoformat(starts[0]["time"]) - timedelta(hours=1)).isoformat()
+    record.write_text(json.dumps({"starts": starts}))  # as if the run had waited for an hour
     again = loop.fit(killed)
+    one, other = (metrics.read_metrics(run(name).workdir) for name in ("whole", "killed"))
+    assert 0 < other[-1]["goodput"] < 0.05 < one[-1]["goodput"] < 1
+    assert all(line["checkpoint_seconds"] > 0 for line in one if "checkpoint_seconds" in line)
+    assert any("checkpoint_seconds" in line for line in one)
     assert (again.step, again.tokens, again.evaluation) == (whole.step, whole.tokens, whole.evaluation)
     assert_same_run(run("whole").workdir, killed.workdir)
     assert_same_item(run("whole").workdir, killed.workdir, AVERAGE)

@@ -117,3 +117,13 @@ def test_a_line_of_skipped_steps_alone_has_no_means():
         line = made.close(0.0)
         assert line["learning_rate"] == 0.25
         assert (line["loss"], line.get("mlm_accuracy")) == ((2.0, 0.5) if finite else (None, None))
+
+
+def test_steps_without_targets_count_in_no_mean_of_their_term():
+    made = accumulator(Check())
+    for step, (mlm, nsp) in enumerate(((1.0, np.nan), (np.nan, np.nan), (3.0, np.nan)), start=1):
+        metrics = {"loss": 2.0, "mlm_loss": mlm, "nsp_loss": nsp, "learning_rate": 0.1}
+        arrays = {name: np.float32(value) for name, value in metrics.items()}
+        made.add(step, BATCH, jax.tree.map(jnp.asarray, arrays | {"tokens": np.int32(8), "finite": np.bool_(True)}))
+    line = made.close(0.0)
+    assert (line["loss"], line["mlm_loss"], line["nsp_loss"]) == (2.0, 2.0, None)

@@ -67,7 +67,7 @@ def test_run_writes_result_metrics_and_config(trained, shards_dir):
     assert [line["step"] for line in lines] == [2, 4]
     for name in (
         "time", "loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "tokens_per_second", "mfu",
-        "data_wait_share", "padding_share", "peak_memory_gb",
+        "data_wait_share", "step_seconds", "padding_share", "peak_memory_gb", "goodput",
     ):  # fmt: skip
         assert name in lines[0], name
     assert lines[-1]["eval_mlm_loss"] == pytest.approx(result["eval_mlm_loss"], rel=1e-6)
