@@ -2,8 +2,8 @@
 
 Exit codes are a contract: 0 success; 2 a mistake of the user, reported in one line that says what is wrong, where, and
 what to change; 75 the same command, run again, resumes (another process of the run died, its newest checkpoint was
-damaged and has been moved away, or an object store did not answer); 130 interrupted from the keyboard; 143 saved and
-stopped by SIGTERM.
+damaged and has been moved away, or an object store did not answer); 130 interrupted from the keyboard; 141 the program
+that reads the output, such as head, ended first; 143 saved and stopped by SIGTERM.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import functools
 import gc
 import os
 import re
+import select
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ EXIT_USER_ERROR = 2
 EXIT_STOPPED = 128 + 15  # what a shell reports for a process that SIGTERM ended
 EXIT_LOST = 75  # EX_TEMPFAIL of BSD's sysexits.h: running the command again may succeed
 EXIT_INTERRUPTED = 128 + 2  # what a shell reports for a process that SIGINT ended
+EXIT_UNREAD = 128 + 13  # what a shell reports for a process that SIGPIPE ended
 
 
 class Parser(argparse.ArgumentParser):
@@ -60,13 +62,28 @@ def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
     try:
         main([expand_home(argument) for argument in sys.argv[1:]])
+        print(end="", flush=True)  # also if it is None, closed by the caller
     except BaseException as error:
+        if isinstance(error, BrokenPipeError) and is_unread():
+            sys.exit(EXIT_UNREAD)
         if (ended := outcome(error)) is None:
             raise
         code, message = ended
         print(one_line(message), file=sys.stderr, flush=True)
         sys.exit(code)
     sys.exit(0)
+
+
+def is_unread() -> bool:
+    """Whether the program that read the standard output has ended; the rest of the output is then dropped."""
+    # Errors are reported even if no event is asked for.
+    pipe = select.poll()
+    pipe.register(sys.stdout, 0)
+    if not pipe.poll(0):
+        return False
+    # Python flushes again when it ends, and would print an error.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def expand_home(argument: str) -> str:

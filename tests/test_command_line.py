@@ -1,4 +1,5 @@
 import errno
+import os
 import re
 import shlex
 import subprocess
@@ -52,6 +53,17 @@ def test_exit_codes_and_one_line(arguments, code, said):
     assert done.returncode == code
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_output_that_nobody_reads_ends_the_command_without_a_word(monkeypatch, capfd):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        with pytest.raises(SystemExit) as ended:
+            command_line.run(lambda _: print("line\n" * 100_000))
+    assert ended.value.code == 141
+    assert capfd.readouterr().err == ""
 
 
 def test_an_extra_is_installed_from_where_bert_jax_comes_from(tmp_path):

@@ -26,7 +26,7 @@ import pyarrow as pa
 import zstandard
 
 from bert_jax.errors import UserError
-from bert_jax.storage.remote import BinaryFile, first_line, is_remote, open_stream
+from bert_jax.storage.remote import BinaryFile, as_address, first_line, is_remote, open_stream
 
 INCOMPLETE = ".incomplete"  # suffix for the name of an unfinished folder or long file
 # Marks an unfinished folder, so that atomic_folder may replace it. A kill can leave it in a complete folder.
@@ -142,7 +142,7 @@ def refuse_existing(output: Path) -> None:
     elif output.exists():
         problem = "exists. Choose another --output, or remove it first"
     if problem:
-        raise UserError(f"output {output} {problem}")
+        raise UserError(f"output {as_address(output)} {problem}")
 
 
 def refuse_inside(output: Path, folder: Path) -> None:
