@@ -239,14 +239,6 @@ def test_the_average_is_gathered_by_one_program_in_all_evaluations(mesh, caplog)
 # XLA's options are those of the devices that a program is compiled for, in training and evaluation.
 
 
-@dataclass(frozen=True)
-class Device:
-    id: int
-    device_kind: str = "TPU v5p"
-    platform: str = "tpu"
-    process_index: int = 0
-
-
 def test_gradient_all_reduces_overlap_with_matmuls_on_several_devices_of_one_kind_if_asked_for():
     options = sharding.default_options("TPU v5 lite", 4, overlap=True)
     assert options["xla_enable_async_all_reduce"] == "true"
