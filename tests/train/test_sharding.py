@@ -263,7 +263,7 @@ OURS = {"xla_backend_optimization_level": "1", "xla_of_another_version": "true"}
 
 def test_an_option_that_a_compiler_does_not_know_is_left_out_with_one_warning(monkeypatch, capsys):
     mesh = sharding.make_mesh(MeshConfig())
-    monkeypatch.setitem(sharding._ON_SEVERAL, jax.devices()[0].device_kind, OURS)
+    monkeypatch.setitem(sharding.ON_SEVERAL, jax.devices()[0].device_kind, OURS)
     with jax.set_mesh(mesh):  # as in training
         for _ in range(2):
             assert sharding.options(mesh, overlap=True) == {"xla_backend_optimization_level": "1"}
@@ -274,7 +274,7 @@ def test_an_option_that_a_compiler_does_not_know_is_left_out_with_one_warning(mo
 
 def test_requested_compiler_options_override_those_of_bert_jax(monkeypatch):
     mesh = sharding.make_mesh(MeshConfig())
-    monkeypatch.setitem(sharding._ON_SEVERAL, jax.devices()[0].device_kind, OURS)
+    monkeypatch.setitem(sharding.ON_SEVERAL, jax.devices()[0].device_kind, OURS)
     requested = (("xla_backend_optimization_level", 2), ("xla_cpu_enable_fast_math", False))
     assert sharding.options(mesh, requested, overlap=True) == dict(requested)
     assert sharding.options(mesh, requested) == dict(requested)
