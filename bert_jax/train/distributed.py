@@ -8,6 +8,7 @@ Each process loads the rows that its devices own; process 0 writes logs, metrics
 only one process can know (a clock, a file) over the devices.
 """
 
+import collections
 import contextlib
 import ctypes
 import itertools
@@ -240,7 +241,9 @@ def send_from_primary(number: float) -> jax.Array:
     mesh = Mesh(jax.devices(), "devices")
     of_process = np.full(jax.local_device_count(), number if is_primary() else 0, np.float32)
     sent = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("devices")), of_process)
-    received: jax.Array = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))(sent)
+    # The mesh of the run may have the devices in another order, as on slices of TPUs.
+    with jax.set_mesh(mesh):
+        received: jax.Array = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))(sent)
     return received
 
 
@@ -381,7 +384,18 @@ def _initialize(cluster: Cluster, flags: ProcessOptions, saves: bool) -> bool:
             if place == (None, None, None) and alone:
                 return False
             raise UserError(describe_failure(cluster, error)) from error
+    check_devices(collections.Counter(device.process_index for device in jax.devices()))
     return True
+
+
+def check_devices(counts: Mapping[int, int]) -> None:
+    """Raises UserError if processes have different numbers of devices, which jax's broadcasts cannot serve."""
+    fewest, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
+    if counts[fewest] != counts[most]:
+        raise UserError(
+            f"the processes have different numbers of devices (process {fewest} has {counts[fewest]}, process {most} "
+            f"{counts[most]}); start each with equally many, and look for devices that have failed"
+        )
 
 
 def _fail(guard: watchdog.Watchdog, error: BaseException) -> NoReturn:

@@ -436,7 +436,7 @@ _OVERLAPPED_ALL_REDUCE = {
 # Device kinds (jax's device_kind) that gain, as plans have shown (docs/decisions/planning_and_accelerators.md).
 # On v4, libtpu 0.0.42.1 fails on BERT-Base with T=512: a matmul that overlaps an all-reduce needs 16.4 of the 16 MiB of
 # vector memory. NVIDIA GPUs run with XLA's defaults (docs/plan.md).
-_ON_SEVERAL = {"TPU v5 lite": _OVERLAPPED_ALL_REDUCE}
+ON_SEVERAL = {"TPU v5 lite": _OVERLAPPED_ALL_REDUCE}
 
 # libtpu 0.0.51 fails to build the step if gathers and scatters run on the SparseCore ("async-update instruction
 # should have 1 operands"), and on TPU7x if all-reduces do.
@@ -477,7 +477,7 @@ def default_options(kind: str, devices: int, *, overlap: bool) -> dict[str, str]
     """Returns this module's XLA options for a number of devices of a kind."""
     changed = dict.fromkeys(DISABLED.get(kind, ()), "false")
     if overlap and devices > 1:
-        changed |= _ON_SEVERAL.get(kind, {})
+        changed |= ON_SEVERAL.get(kind, {})
     return changed
 
 

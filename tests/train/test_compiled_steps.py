@@ -151,7 +151,7 @@ def test_devices_that_share_no_parameters_reduce_gradients_once_a_step(topology,
 def test_libtpu_takes_requested_options_and_those_that_it_lacks_are_left_out(monkeypatch, capsys):
     mesh = sharding.make_mesh(MeshConfig(), open_topology("v5e:2x2").devices)
     ours = sharding.default_options("TPU v5 lite", 4, overlap=True)
-    monkeypatch.setitem(sharding._ON_SEVERAL, "TPU v5 lite", ours | {"xla_tpu_of_another_version": "true"})
+    monkeypatch.setitem(sharding.ON_SEVERAL, "TPU v5 lite", ours | {"xla_tpu_of_another_version": "true"})
     requested = (("xla_enable_async_all_reduce", False),)
     assert sharding.options(mesh, requested, overlap=True) == ours | dict(requested)
     assert "has no option xla_tpu_of_another_version" in capsys.readouterr().err

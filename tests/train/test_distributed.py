@@ -210,3 +210,10 @@ def test_a_mistake_is_one_line(arguments, environment, said):
     with pytest.raises(UserError, match=said) as caught:
         distributed.find(flags(*arguments), environment)
     assert "\n" not in str(caught.value)
+
+
+def test_different_numbers_of_devices_are_refused():
+    """Of three hosts with eight chips each, one of which has failed."""
+    distributed.check_devices({0: 8, 1: 8, 2: 8})
+    with pytest.raises(UserError, match=r"different numbers of devices \(process 1 has 7, process 0 8\)"):
+        distributed.check_devices({0: 8, 1: 7, 2: 8})

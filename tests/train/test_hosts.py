@@ -27,9 +27,10 @@ class Started:
     """The processes of one run; what each prints goes to files."""
 
     def __init__(
-        self, name: str, arguments: list[str], count: int, devices: int, out: Path, *more: list[str],
-        programs: Sequence[list[str]] = (),
+        self, name: str, arguments: list[str], count: int, devices: int | tuple[int, ...], out: Path,
+        *more: list[str], programs: Sequence[list[str]] = (),
     ) -> None:  # fmt: skip
+        counts = devices if isinstance(devices, tuple) else (devices,) * count
         with socket.create_server(("", 0)) as server:
             port = server.getsockname()[1]
         self._out = out
@@ -43,7 +44,8 @@ class Started:
             command = [*program, *arguments, *(several if count > 1 else [])]
             command += more[process] if more else []
             with (out / f"{process}.out").open("w") as stdout, (out / f"{process}.err").open("w") as stderr:
-                started = subprocess.Popen(command, cwd=ROOT, env=environment(devices), stdout=stdout, stderr=stderr)
+                variables = environment(counts[process])
+                started = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=stdout, stderr=stderr)
             self.processes.append(started)
 
     def codes(self) -> list[int]:
@@ -146,6 +148,56 @@ def test_killed_and_stopped_processes_resume_and_train_as_one_process_does(shard
     assert all(last[f"{name}_process"] in (0, 1) and last[name] >= 0 for name in metrics.OF_HOSTS)
     [printed] = finished.printed(0)
     assert json.loads(printed)["step"] == STEPS and not finished.printed(1)
+
+
+# An extension for each process. In a TPU slice, a host's chips form a square of the torus, and the mesh runs along the
+# torus: here, too, neighbors on the mesh are devices of different processes, also on the axis fsdp.
+ALTERNATING = """
+import sys
+import numpy as np
+from jax.experimental import mesh_utils
+from bert_jax.train import sharding
+
+in_order, local_rows = mesh_utils.create_device_mesh, sharding.local_rows
+
+def alternate(*arguments, **options):
+    grid = in_order(*arguments, **options)
+    return grid.reshape(2, -1).T.reshape(grid.shape)
+
+def noted(*arguments, **options):
+    rows = local_rows(*arguments, **options)
+    print("rows", "contiguous" if isinstance(rows, slice) else rows.tolist(), file=sys.stderr)
+    return rows
+
+mesh_utils.create_device_mesh, sharding.local_rows = alternate, noted
+"""
+
+
+@pytest.mark.parametrize(("fsdp", "begun"), [(1, 0), (2, 20)])
+def test_processes_whose_rows_are_not_contiguous_train_as_one_process_does(fsdp, begun, shards, alone, tmp_path):
+    """From the start, or from a checkpoint of one process."""
+    if begun:
+        shutil.copytree(alone, tmp_path / "run")
+        for folder in (tmp_path / "run" / "checkpoints").iterdir():
+            if folder.name.isdecimal() and int(folder.name) > begun:
+                shutil.rmtree(folder)
+    (tmp_path / "alternating.py").write_text(ALTERNATING)
+    arguments = ["--import", str(tmp_path / "alternating.py"), *recipe(shards, tmp_path / "run")]
+    started = Started("pretrain", [*arguments, f"--config.mesh.fsdp={fsdp}"], 2, 4, tmp_path).all_well()
+    assert ("resuming from" in started.errors(0)) == bool(begun)
+    for process in (0, 1):
+        # Two rows for each of eight devices, in turns.
+        rows = [row for row in range(16) if row // 2 % 2 == process]
+        assert f"rows {rows}" in started.errors(process) and "contiguous" not in started.errors(process)
+    same_run(tmp_path / "run", alone)
+
+
+def test_hosts_with_different_numbers_of_devices_are_refused_in_a_line(shards, tmp_path):
+    started = Started("pretrain", recipe(shards, tmp_path / "run"), 2, (4, 2), tmp_path)
+    assert started.codes() == [2, 2]
+    for process in (0, 1):
+        assert "the processes have different numbers of devices" in started.errors(process).splitlines()[-1]
+    assert latest_step(tmp_path / "run") is None
 
 
 def test_a_damaged_newest_checkpoint_ends_both_processes_and_is_moved(shards, alone, tmp_path):

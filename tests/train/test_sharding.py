@@ -239,14 +239,6 @@ def test_the_average_is_gathered_by_one_program_in_all_evaluations(mesh, caplog)
 # XLA's options are those of the devices that a program is compiled for, in training and evaluation.
 
 
-@dataclass(frozen=True)
-class Device:
-    id: int
-    device_kind: str = "TPU v5p"
-    platform: str = "tpu"
-    process_index: int = 0
-
-
 def test_gradient_all_reduces_overlap_with_matmuls_on_several_devices_of_one_kind_if_asked_for():
     options = sharding.default_options("TPU v5 lite", 4, overlap=True)
     assert options["xla_enable_async_all_reduce"] == "true"
@@ -271,7 +263,7 @@ OURS = {"xla_backend_optimization_level": "1", "xla_of_another_version": "true"}
 
 def test_an_option_that_a_compiler_does_not_know_is_left_out_with_one_warning(monkeypatch, capsys):
     mesh = sharding.make_mesh(MeshConfig())
-    monkeypatch.setitem(sharding._ON_SEVERAL, jax.devices()[0].device_kind, OURS)
+    monkeypatch.setitem(sharding.ON_SEVERAL, jax.devices()[0].device_kind, OURS)
     with jax.set_mesh(mesh):  # as in training
         for _ in range(2):
             assert sharding.options(mesh, overlap=True) == {"xla_backend_optimization_level": "1"}
@@ -282,7 +274,7 @@ def test_an_option_that_a_compiler_does_not_know_is_left_out_with_one_warning(mo
 
 def test_requested_compiler_options_override_those_of_bert_jax(monkeypatch):
     mesh = sharding.make_mesh(MeshConfig())
-    monkeypatch.setitem(sharding._ON_SEVERAL, jax.devices()[0].device_kind, OURS)
+    monkeypatch.setitem(sharding.ON_SEVERAL, jax.devices()[0].device_kind, OURS)
     requested = (("xla_backend_optimization_level", 2), ("xla_cpu_enable_fast_math", False))
     assert sharding.options(mesh, requested, overlap=True) == dict(requested)
     assert sharding.options(mesh, requested) == dict(requested)
