@@ -26,7 +26,7 @@ from bert_jax.train import distributed, sharding, workdir
 from bert_jax.train.checkpoint import EVALUATION
 from bert_jax.train.clock import make_clock
 from bert_jax.train.compilation import compiling, evaluating
-from bert_jax.train.evaluation import EarlyStop, has_stopped_early
+from bert_jax.train.evaluation import EarlyStop, before_batch, has_stopped_early
 from bert_jax.train.metric_accumulator import FiniteCheck, MetricAccumulator
 from bert_jax.train.metrics import OF_HOSTS, MetricsWriter, ProgressLine
 from bert_jax.train.prepare import OpenWorkdir, traced_steps
@@ -446,7 +446,7 @@ class Interruption:
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
     def at_step_end(self) -> bool:
-        """Whether to stop here. Call it once per step; all processes get the same answer."""
+        """Whether to stop here. Call it once per step or batch; all processes get the same answer."""
         if self._several and not self.cause:
             self.cause = "SIGTERM" if distributed.stop_requested() else ""
         return bool(self.cause)
@@ -455,10 +455,14 @@ class Interruption:
     def at_once(self) -> Iterator[None]:
         """Surrounds code that only reads and may take long: raises Interrupted if a signal arrives or has arrived.
 
-        With several processes it does nothing, since the others would wait for the one that left.
+        With several processes, all leave before the same batch of an evaluation.
         """
         if self._several:
-            yield
+            token = before_batch.set(self._leave_if_asked)
+            try:
+                yield
+            finally:
+                before_batch.reset(token)
             return
         self._at_once = True
         try:
@@ -467,6 +471,10 @@ class Interruption:
             yield
         finally:
             self._at_once = False
+
+    def _leave_if_asked(self) -> None:
+        if self.at_step_end():
+            raise Interrupted
 
     def __enter__(self) -> "Interruption":
         if self._several:
