@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,8 +21,9 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import Stopped
 from bert_jax.model import layers
+from bert_jax.storage.files import scratch_folder
 from bert_jax.storage.hold import NoLongerHeld
-from bert_jax.storage.location import Location
+from bert_jax.storage.location import Location, add_files, is_stored, store_errors
 from bert_jax.train import distributed, sharding, workdir
 from bert_jax.train.checkpoint import EVALUATION
 from bert_jax.train.clock import make_clock
@@ -250,8 +252,10 @@ class Profile(Hook):
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self.first, self.last = traced_steps(recorder.run.config.profile, recorder.run.workdir)
+        self.first, self.last = traced_steps(recorder.run.config.profile)
         self.folder = recorder.run.workdir / "profile"
+        self._written = self.folder  # by the profiler, which writes to disks only
+        self._opened = contextlib.ExitStack()
         self._tracing = False
         self._traced = self.last < 0  # whether there is nothing to trace any more
 
@@ -266,7 +270,9 @@ class Profile(Hook):
     @contextlib.contextmanager
     def during(self, step: int) -> Iterator[None]:
         if self.first <= step < self.last and not self._tracing:
-            jax.profiler.start_trace(self.folder)
+            if is_stored(self.folder):
+                self._written = self._opened.enter_context(scratch_folder())
+            jax.profiler.start_trace(self._written)
             self._tracing = self._traced = True
         # Marks the step in any trace, also in one that another tool takes. Without a trace it costs almost nothing.
         with jax.profiler.StepTraceAnnotation("train", step_num=step):
@@ -285,6 +291,9 @@ class Profile(Hook):
             # Cleared first, so that close() does not repeat a stop that failed.
             self._tracing = False
             jax.profiler.stop_trace()
+            if self._written != self.folder:
+                with self._opened, store_errors(self.folder, f"write {self.folder}"):
+                    add_files(Path(self._written), self.folder)
 
 
 class Evaluate(Hook):
