@@ -75,6 +75,6 @@ def read_arguments(
 ) -> tuple[Options, Config]:
     """Parses a training command's arguments into its flags and its configuration."""
     options, overrides = parse_known(f"bert-jax {command}", description, options_class, arguments)
-    enable_compilation_cache()
+    enable_compilation_cache(options.workdir)
     # Arguments that are no flags are keys of the configuration, such as --config.steps=10.
     return options, config_lib.from_flags(config_class, options.config, overrides)

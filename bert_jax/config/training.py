@@ -430,7 +430,7 @@ class MeshConfig:
 @dataclass(frozen=True)
 class CheckpointConfig:
     every_steps: int = option(0, "steps between checkpoints; 0: not by step", valid=at_least(0))
-    every_minutes: float = option(10.0, "minutes between checkpoints; 0: not by time", valid=at_least(0))
+    every_minutes: float = option(5.0, "minutes between checkpoints; 0: not by time", valid=at_least(0))
     keep: int = option(2, "newest checkpoints to keep; 0: all", valid=at_least(0))
     keep_every: int = option(
         0, "also save the steps that this divides, and keep their checkpoints; 0: none", valid=at_least(0)

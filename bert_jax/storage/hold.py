@@ -1,9 +1,10 @@
 """Lets one run at a time hold a folder, on disk or in an object store. `hold` is the entry point.
 
 FOLDER/holder.json names the holder. From it another run learns who holds the folder, and takes over if the holder has
-ended. On disk, a lock on this file ends with the holder's process, and a lease shows other machines that it is alive.
-In an object store there is only the lease, kept by requests that expect the object's version (`GoogleObjects`,
-`S3Objects`). A holder that was suspended may have been replaced, so it calls `Hold.check` before it writes.
+ended, as it has if this run is a later attempt of the same job of a scheduler. On disk, a lock on this file ends with
+the holder's process, and a lease shows other machines that it is alive. In an object store there is only the lease,
+whose age the store's clock tells, kept by requests that expect the object's version (`GoogleObjects`, `S3Objects`). A
+holder that was suspended may have been replaced, so it calls `Hold.check` before it writes.
 """
 
 import contextlib
@@ -14,11 +15,12 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias, cast
 
 import tensorstore
 
@@ -43,6 +45,8 @@ class Record:
     boot: str  # identifies a machine from one start to the next
     pid_namespace: str  # containers on one machine number their processes separately
     id: str
+    job: str = ""  # the scheduler's, which starts it again; empty: unknown
+    attempt: int = 0  # how often it has been started again
 
     @classmethod
     def of_this_process(cls) -> "Record":
@@ -54,7 +58,8 @@ class Record:
         with contextlib.suppress(OSError):
             pid_namespace = os.readlink("/proc/self/ns/pid")
         since = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-        return cls(host, os.getpid(), since, boot, pid_namespace, id=os.urandom(8).hex())
+        job, attempt = scheduled(os.environ)
+        return cls(host, os.getpid(), since, boot, pid_namespace, os.urandom(8).hex(), job, attempt)
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}, since {self.since}"
@@ -64,6 +69,9 @@ class Record:
 
     def has_ended(self, here: "Record", locked: bool) -> bool:
         """Whether the process has certainly ended. `locked`: `here` got the lock, which a live process would hold."""
+        # A scheduler ends an attempt of a job before it starts the next one.
+        if self.job and self.job == here.job and self.attempt < here.attempt:
+            return True
         # Another machine's processes cannot be seen here, and its locks may not show.
         if self.boot != here.boot:
             return False
@@ -77,6 +85,21 @@ class Record:
             except PermissionError:  # it runs as another user
                 pass
         return locked
+
+
+def scheduled(environment: Mapping[str, str]) -> tuple[str, int]:
+    """Returns the job and the attempt of a process, as JobSet and Slurm number them; ("", 0) if they are unknown.
+
+    JobSet writes both into labels and annotations, from which the manifest sets the variables (docs/scaling.md).
+    """
+    for kind, parts, attempt in (
+        ("jobset", ("JOBSET_UID", "JOBSET_NAME"), "JOBSET_RESTART_ATTEMPT"),
+        ("slurm", ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID"), "SLURM_RESTART_COUNT"),
+    ):
+        number = environment.get(attempt, "0")  # Slurm sets its count at the first restart
+        if parts[1] in environment and number.isdecimal():
+            return ":".join((kind, *(environment.get(part, "") for part in parts)))[-100:], int(number)
+    return "", 0
 
 
 class Held(UserError):
@@ -236,6 +259,10 @@ class Hold:
         except FileNotFoundError:
             return None
 
+    def _age(self) -> float:
+        """Returns the seconds since the last renewal, as far as a clock knows them; at least 0."""
+        return 0.0  # a machine's clock may differ from the file server's
+
     def _held(self, holder: Record | None) -> Held:
         who = f"another run: {holder}" if holder else "another run"
         return Held(f"{self.folder} is held by {who}. Wait until it ends or stop it, or choose another --workdir")
@@ -252,9 +279,11 @@ class Hold:
         # `_open` creates an empty file, which names no holder.
         if not first.content or (holder is not None and holder.has_ended(self._record, locked)):
             return first
-        who = holder or "another run"
-        report(f"{self.folder} was held by {who}; waiting for up to {TIMES.lease:g} s to see whether it still trains")
-        until = time.monotonic() + TIMES.lease
+        who, seconds = holder or "another run", TIMES.lease - self._age()
+        if seconds <= 0:
+            return first
+        report(f"{self.folder} was held by {who}; waiting for up to {seconds:.0f} s to see whether it still trains")
+        until = time.monotonic() + seconds
         while time.monotonic() < until:
             time.sleep(poll)
             if (seen := self._look()) is None:
@@ -326,6 +355,9 @@ class StoredHold(Hold):
     def _look(self) -> Seen | None:
         return self._objects.read(HOLDER_FILE)
 
+    def _age(self) -> float:
+        return max(self._objects.age(HOLDER_FILE), 0.0)
+
 
 _held_here: dict[str, Hold] = {}
 
@@ -391,8 +423,19 @@ def _os_errors(action: str, *kinds: type[Exception]) -> Iterator[None]:
 class GoogleObjects:
     """Objects by tensorstore, with which Orbax reads and writes arrays. It repeats requests that fail."""
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
+    def __init__(self, store: Any, folder: Location | None = None) -> None:
+        self._store, self._folder = store, folder
+
+    def age(self, name: str) -> float:
+        """Returns the seconds since an object was written, by the store's clock; 0 if it is gone or does not answer."""
+        if self._folder is None:
+            return 0.0
+        bucket, folder = bucket_and_name(self._folder)
+        with contextlib.suppress(Exception):  # of several packages; without an answer, the caller waits for a lease
+            headers, content = file_system(self._folder).call("GET", "b/{}/o/{}", bucket, f"{folder}/{name}")
+            now = parsedate_to_datetime(headers.get("Date") or headers["date"])
+            return (now - datetime.fromisoformat(json.loads(content)["updated"])).total_seconds()
+        return 0.0
 
     def read(self, name: str) -> Seen | None:
         """Reads an object.
@@ -434,6 +477,13 @@ class S3Objects:
 
     def __init__(self, files: Any, bucket: str, folder: str) -> None:
         self._files, self._bucket, self._folder = files, bucket, folder
+
+    def age(self, name: str) -> float:
+        with contextlib.suppress(OSError, KeyError):
+            answer = self._request("read", "head_object", name)
+            now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+            return cast(float, (now - answer["LastModified"]).total_seconds())
+        return 0.0
 
     def read(self, name: str) -> Seen | None:
         from fsspec.asyn import sync
@@ -477,4 +527,5 @@ def open_objects(folder: Location) -> Objects:
     bucket, name = bucket_and_name(folder)
     if find_store(folder) is S3:
         return S3Objects(file_system(folder), bucket, name)
-    return GoogleObjects(tensorstore.KvStore.open({"driver": "gcs", "bucket": bucket, "path": f"{name}/"}).result())
+    store = tensorstore.KvStore.open({"driver": "gcs", "bucket": bucket, "path": f"{name}/"}).result()
+    return GoogleObjects(store, folder)

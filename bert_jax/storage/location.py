@@ -322,6 +322,11 @@ def move_folder(source: Location, target: Location) -> None:
 def upload_folder(source: Path, target: Location) -> None:
     """Replaces a folder in a store by all files below a folder on disk. A kill can leave some of the files."""
     remove_folder(target)
+    add_files(source, target)
+
+
+def add_files(source: Path, target: Location) -> None:
+    """Uploads all files below a folder on disk into a folder in a store, next to those that it has."""
     paths = [path for path in sorted(source.rglob("*")) if path.is_file()]
     names = [f"{target}/{path.relative_to(source).as_posix()}" for path in paths]
     file_system(target).put([str(path) for path in paths], names)

@@ -15,7 +15,7 @@ import itertools
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -110,10 +110,10 @@ class Checkpoints:
         self._finishing: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.durable_seconds: float | None = None  # from asking for the last complete save until nothing could lose it
-        # A run holds its workdir, so nobody is still writing what is removed here.
-        _remove_unfinished(self.directory)
         # The complete steps, equal in all processes. Steps that a run which replaces this one saves are never added.
-        self._known = set(self.steps())
+        self._known = set(saved_steps(self.directory))
+        # A run holds its workdir, so nobody is still writing what is removed here.
+        _remove_unfinished(self.directory, self._known)
         if self.best:
             for step, evaluation in self.evaluations().items():
                 self.best.note(step, evaluation)
@@ -148,7 +148,7 @@ class Checkpoints:
         if step in self._known:
             return
         if not is_stored(self._written):
-            _remove_unfinished(self._written)  # of a save that failed
+            _remove_unfinished(self._written, saved_steps(self._written))  # of a save that failed
         # Before the save, since `_finish` asks which step is the best.
         if self.best:
             self.best.note(step, meta.get(EVALUATION, {}))
@@ -174,7 +174,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Returns the complete steps in ascending order, without an unfinished one."""
-        return saved_steps(self.directory)
+        return sorted(self._known)  # not by a listing, which takes many requests in a store
 
     def latest_step(self) -> int | None:
         """Returns the newest complete step, or None."""
@@ -355,12 +355,12 @@ class Checkpoints:
         return store_errors(folder, f"write checkpoint {step} in {self.directory}", then)
 
 
-def _remove_unfinished(directory: Location) -> None:
-    """Removes the remains of interrupted saves and removals."""
+def _remove_unfinished(directory: Location, steps: Collection[int]) -> None:
+    """Removes the remains of interrupted saves and removals next to the complete steps."""
     if not distributed.is_primary():
         return
     # On a disk, a folder with a plain number is complete. In a store, one without a mark is not.
-    complete = set(map(str, saved_steps(directory)))
+    complete = set(map(str, steps))
     with store_errors(directory, f"read {directory}"):
         for path in list(directory.iterdir()) if directory.is_dir() else ():
             unfinished = path.name.isdecimal() and path.name not in complete

@@ -18,6 +18,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from bert_jax.storage.files import try_lock
+from bert_jax.storage.location import GOOGLE, Location, find_store, location
 from bert_jax.train import distributed
 from bert_jax.train import sharding as partitioning
 from bert_jax.train.clock import Clock
@@ -32,15 +33,20 @@ _LOCK = ".writer"  # in the cache folder: held by the process that writes if pro
 _locks: list[IO[bytes]] = []  # open until the process ends
 
 
-def enable_compilation_cache() -> Path | None:
+def enable_compilation_cache(workdir: str = "") -> Location | None:
     """Makes jax keep compiled programs in ~/.cache/bert_jax (or $XDG_CACHE_HOME/bert_jax) and returns that folder.
 
-    Returns None, and changes nothing, if jax has a folder already, if JAX_COMPILATION_CACHE_DIR is set (an empty value
-    disables the cache), or if the folder cannot be created. Programs are found by a hash of their code, compiler and
-    devices, so deleting the folder is always safe.
+    For a workdir in Google Cloud Storage it is WORKDIR/programs, because a preempted machine loses its disk. Returns
+    None, and changes nothing, if jax has a folder already, if JAX_COMPILATION_CACHE_DIR is set (an empty value disables
+    the cache), or if the folder cannot be created. Programs are found by a hash of their code, compiler and devices, so
+    deleting the folder is always safe.
     """
     if VARIABLE in os.environ or jax.config.values["jax_compilation_cache_dir"] is not None:
         return None
+    if find_store(workdir) is GOOGLE:
+        stored = location(workdir) / "programs"
+        jax.config.update("jax_compilation_cache_dir", str(stored))
+        return stored
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(cache) / "bert_jax" / "programs"
     try:

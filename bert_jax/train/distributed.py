@@ -258,7 +258,8 @@ def check_same(values: Mapping[str, Any], advice: str) -> None:
 
 
 def stop_requested() -> bool:
-    """Whether a process received SIGTERM and all should stop here. Call it once at the end of each step.
+    """Whether a process received SIGTERM and all should stop here. Call it once at the end of each step, and
+    before each batch of an evaluation.
 
     All processes get the same answer: they stop one step after the farthest that any had reached when jax passed the
     notice on, at most a second after the signal.

@@ -4,6 +4,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +21,8 @@ from bert_jax.train.step import Plan, evaluation_step
 Rows = slice | np.ndarray  # the rows of a global batch that a process loads
 # Computes metrics by name from (plan, mesh, parameters, steps done). Jitted programs are shared between calls.
 Evaluator = Callable[[Plan, Mesh, dict[str, Any], int], dict[str, float]]
+# Called before each batch by all processes; it may raise an exception in all of them, which ends the evaluation.
+before_batch: ContextVar[Callable[[], object]] = ContextVar("before_batch", default=lambda: None)
 
 
 def evaluate_batches(
@@ -45,6 +48,7 @@ def evaluate_batches(
         total: Any = None
         computing: tuple[Terms, Counts] | None = None
         for batch in batches:
+            before_batch.get()()
             # Placed before this waits for the batch before it, so that the devices always have work.
             placed = sharding.place(extended_batch(plan.objective, batch), batch_size, mesh)
             total = _add(total, computing)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,13 +21,14 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import Stopped
 from bert_jax.model import layers
+from bert_jax.storage.files import scratch_folder
 from bert_jax.storage.hold import NoLongerHeld
-from bert_jax.storage.location import Location
+from bert_jax.storage.location import Location, add_files, is_stored, store_errors
 from bert_jax.train import distributed, sharding, workdir
 from bert_jax.train.checkpoint import EVALUATION
 from bert_jax.train.clock import make_clock
 from bert_jax.train.compilation import compiling, evaluating
-from bert_jax.train.evaluation import EarlyStop, has_stopped_early
+from bert_jax.train.evaluation import EarlyStop, before_batch, has_stopped_early
 from bert_jax.train.metric_accumulator import FiniteCheck, MetricAccumulator
 from bert_jax.train.metrics import OF_HOSTS, MetricsWriter, ProgressLine
 from bert_jax.train.prepare import OpenWorkdir, traced_steps
@@ -248,8 +250,10 @@ class Profile(Hook):
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self.first, self.last = traced_steps(recorder.run.config.profile, recorder.run.workdir)
+        self.first, self.last = traced_steps(recorder.run.config.profile)
         self.folder = recorder.run.workdir / "profile"
+        self._written = self.folder  # by the profiler, which writes to disks only
+        self._opened = contextlib.ExitStack()
         self._tracing = False
         self._traced = self.last < 0  # whether there is nothing to trace any more
 
@@ -264,7 +268,9 @@ class Profile(Hook):
     @contextlib.contextmanager
     def during(self, step: int) -> Iterator[None]:
         if self.first <= step < self.last and not self._tracing:
-            jax.profiler.start_trace(self.folder)
+            if is_stored(self.folder):
+                self._written = self._opened.enter_context(scratch_folder())
+            jax.profiler.start_trace(self._written)
             self._tracing = self._traced = True
         # Marks the step in any trace, also in one that another tool takes. Without a trace it costs almost nothing.
         with jax.profiler.StepTraceAnnotation("train", step_num=step):
@@ -283,6 +289,9 @@ class Profile(Hook):
             # Cleared first, so that close() does not repeat a stop that failed.
             self._tracing = False
             jax.profiler.stop_trace()
+            if self._written != self.folder:
+                with self._opened, store_errors(self.folder, f"write {self.folder}"):
+                    add_files(Path(self._written), self.folder)
 
 
 class Evaluate(Hook):
@@ -444,7 +453,7 @@ class Interruption:
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
     def at_step_end(self) -> bool:
-        """Whether to stop here. Call it once per step; all processes get the same answer."""
+        """Whether to stop here. Call it once per step or batch; all processes get the same answer."""
         if self._several and not self.cause:
             self.cause = "SIGTERM" if distributed.stop_requested() else ""
         return bool(self.cause)
@@ -453,10 +462,14 @@ class Interruption:
     def at_once(self) -> Iterator[None]:
         """Surrounds code that only reads and may take long: raises Interrupted if a signal arrives or has arrived.
 
-        With several processes it does nothing, since the others would wait for the one that left.
+        With several processes, all leave before the same batch of an evaluation.
         """
         if self._several:
-            yield
+            token = before_batch.set(self._leave_if_asked)
+            try:
+                yield
+            finally:
+                before_batch.reset(token)
             return
         self._at_once = True
         try:
@@ -465,6 +478,10 @@ class Interruption:
             yield
         finally:
             self._at_once = False
+
+    def _leave_if_asked(self) -> None:
+        if self.at_step_end():
+            raise Interrupted
 
     def __enter__(self) -> "Interruption":
         if self._several:

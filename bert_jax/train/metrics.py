@@ -27,7 +27,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
 from bert_jax.progress import is_quiet, print_note
-from bert_jax.storage.files import write_atomic
+from bert_jax.storage.files import scratch_folder, write_atomic
 from bert_jax.storage.location import Location, is_stored, store_errors, write_file
 
 METRICS_FILE = "metrics.jsonl"
@@ -107,11 +107,59 @@ def _by_start(workdir: Location) -> dict[int, list[Location]]:
     return segments
 
 
+class _Events:
+    """TensorBoard events in WORKDIR/tensorboard; for a store they are written to the local disk and uploaded.
+
+    An object is replaced as a whole, so a file there ends at SEGMENT_BYTES, and the next one begins.
+    """
+
+    def __init__(self, workdir: Location) -> None:
+        self._opened, self._number = contextlib.ExitStack(), 0
+        self._target = workdir / "tensorboard"
+        self._folder = self._target
+        if is_stored(workdir):
+            self._folder = self._opened.enter_context(scratch_folder())
+        Path(self._folder).mkdir(exist_ok=True)
+        self._begin()
+
+    def _begin(self) -> None:
+        # The number keeps names apart; TensorBoard reads files in the order of their names.
+        self._number += 1
+        suffix = f".{self._number:04d}" if self._folder != self._target else ""
+        self._writer = EventsWriter(str(self._folder / "events"), suffix)
+        self._flushed = time.monotonic()
+
+    def write(self, event: Event) -> None:
+        self._writer.write_event(event)
+        if time.monotonic() - self._flushed > EVENTS_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        self._writer.flush()
+        self._flushed = time.monotonic()
+        if self._folder == self._target:
+            return
+        newest = max(Path(self._folder).glob("events.*"))
+        content = newest.read_bytes()
+        write_file(self._target / newest.name, content)
+        if len(content) > SEGMENT_BYTES:
+            self._writer.close()
+            newest.unlink()
+            self._begin()
+
+    def close(self, flush: bool = True) -> None:
+        """Ends the events; without `flush`, nothing more is written to a store."""
+        if flush:
+            self.flush()
+        self._writer.close()
+        self._opened.close()
+
+
 class MetricsWriter:
     """Appends to metrics.jsonl and TensorBoard events, in process 0 only.
 
     If the run resumes, it drops the lines after `start_step`, since the run repeats those steps. In an object store
-    the lines are in segments, and there are no TensorBoard events, whose file every line would rewrite.
+    the lines are in segments.
     """
 
     def __init__(self, workdir: Location, start_step: int) -> None:
@@ -122,15 +170,11 @@ class MetricsWriter:
         self._begin([line for line in read_metrics(workdir) if line["step"] <= start_step] if start_step else [])
         # tensorboardX's SummaryWriter writes in a thread. A full disk ends that thread, its queue fills up, and the run
         # waits for ever. So this writes the same events itself.
-        self._events: EventsWriter | None = None
-        if isinstance(workdir, Path):
-            folder = workdir / "tensorboard"
-            folder.mkdir(exist_ok=True)
-            self._events, self._events_flushed = EventsWriter(str(folder / "events")), time.monotonic()
-            # TensorBoard hides an earlier process's events at this step and later.
-            first = start_step + 1
-            self._events.write_event(Event(step=first, file_version="brain.Event:2"))
-            self._events.write_event(Event(step=first, session_log=SessionLog(status=SessionLog.START)))
+        self._events = _Events(workdir)
+        # TensorBoard hides an earlier process's events at this step and later.
+        first = start_step + 1
+        self._events.write(Event(step=first, file_version="brain.Event:2"))
+        self._events.write(Event(step=first, session_log=SessionLog(status=SessionLog.START)))
 
     def _begin(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Begins a log with these lines, in place of the one on disk or in the store."""
@@ -143,15 +187,10 @@ class MetricsWriter:
             return
         line = {"step": step, "time": round(time.time(), 3)} | {name: _plain(value) for name, value in values.items()}
         self._log.append(json.dumps(line))
-        if not self._events:
-            return
         # TensorBoard has the step and the time in the event itself, and no value for None.
         for name, value in line.items():
             if isinstance(value, float) and name != "time":
-                self._events.write_event(Event(step=step, wall_time=time.time(), summary=scalar(name, value)))
-        if time.monotonic() - self._events_flushed > EVENTS_SECONDS:
-            self._events.flush()
-            self._events_flushed = time.monotonic()
+                self._events.write(Event(step=step, wall_time=time.time(), summary=scalar(name, value)))
 
     def correct(self, step: int, values: dict[str, float | None], append: bool = False) -> None:
         """Replaces values in the last line if it belongs to this step; TensorBoard keeps the earlier ones.
@@ -181,8 +220,7 @@ class MetricsWriter:
         """Ends the log; without `flush`, nothing more is written to a store."""
         if self._active:
             self._log.close(flush)
-            if self._events:
-                self._events.close()
+            self._events.close(flush)
 
 
 class _File:

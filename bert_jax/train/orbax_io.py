@@ -18,6 +18,7 @@ Its v1 interface is still `experimental` in 0.12.8, and its training.Checkpointe
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -25,6 +26,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +49,7 @@ TEMPORARY = ".orbax-checkpoint-tmp"  # in the name of a step on disk that is not
 
 # Reads that fail with these errors say nothing about the file.
 _MACHINE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+_REQUESTS = 16  # at once, to a store
 _DIVIDED_FROM = 2**20  # bytes of a tensor that every device holds
 # Tensors are compared as bits, so that a changed NaN or sign of zero is found as well.
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
@@ -71,8 +74,10 @@ def saved_steps(directory: Location) -> list[int]:
             return []
         names = [path.name for path in directory.iterdir() if path.name.isdecimal()]
         if is_stored(directory):
-            # One request a step. On disk, a step has its name only once it is complete.
-            names = [name for name in names if (directory / name / MARK).exists()]
+            # Requests for each step, at once. On disk, a step has its name only once it is complete.
+            with ThreadPoolExecutor(_REQUESTS) as threads:
+                marked = list(threads.map(lambda name: (directory / name / MARK).exists(), names))
+            names = list(itertools.compress(names, marked))
         return sorted(map(int, names))
 
 

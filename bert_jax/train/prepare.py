@@ -20,7 +20,7 @@ from bert_jax.data.loader import Prefetched
 from bert_jax.errors import UserError
 from bert_jax.model import layers
 from bert_jax.model.attention import layer
-from bert_jax.storage.location import Location, is_stored, replace_folder
+from bert_jax.storage.location import replace_folder
 from bert_jax.tokenization import vocabulary
 from bert_jax.tokenization.vocabulary import TOKENIZER
 from bert_jax.train import distributed, optim, rules, sharding, workdir
@@ -78,7 +78,7 @@ def make_mesh(run: Run) -> Mesh:
         averages = [f"ema_{name}" for name in run.measured if config.optimizer.ema_decay > 0]
         Best(best, {}).check_among([*run.measured, *averages])
     check_workdir(run.workdir)
-    traced_steps(config.profile, run.workdir)
+    traced_steps(config.profile)
     # The sources' row counts are those of all phases and batch ramps: none is met only after days.
     mesh = sharding.make_mesh(config.mesh)
     for rows in dict.fromkeys(map(source.rows_at, source.changes)):
@@ -88,16 +88,14 @@ def make_mesh(run: Run) -> Mesh:
     return mesh
 
 
-def traced_steps(steps: tuple[int, ...], workdir: Location) -> tuple[int, int]:
+def traced_steps(steps: tuple[int, ...]) -> tuple[int, int]:
     """Returns config.profile as the first traced step and the step after the last; -1 twice if it is empty.
 
     Raises:
-        UserError: `steps` is anything else, or the workdir is in a store, to which the profiler cannot write.
+        UserError: `steps` is anything else.
     """
     if not steps:
         return -1, -1
-    if is_stored(workdir):
-        raise UserError(f"config.profile cannot be written to {workdir}; use a local --workdir for it")
     if len(steps) != 2 or not 0 <= steps[0] < steps[1]:
         raise UserError(
             f"config.profile is {steps}; give the first traced step and the step after the last, such as (100, 105)"

@@ -45,7 +45,7 @@ class Emulator(NamedTuple):
     """
 
     packages: tuple[str, ...]
-    run: Callable[[], AbstractContextManager[dict[str, str]]]
+    run: Callable[..., AbstractContextManager[dict[str, str]]]
     variables: Callable[[str], dict[str, str]]
 
     def missing(self) -> str:
@@ -124,8 +124,10 @@ class _Front:
 
 
 @contextlib.contextmanager
-def _run_google() -> Iterator[dict[str, str]]:
+def _run_google(delay: float = 0.0) -> Iterator[dict[str, str]]:
+    """Runs Google's store; each request takes `delay` seconds more, except those of pyarrow."""
     proxy = _Proxy(("127.0.0.1", 0), _Handler)
+    proxy.delay = delay
     url = f"http://127.0.0.1:{proxy.server_port}"
     with _server(url) as behind:
         proxy.behind, proxy.url = behind, url
@@ -185,6 +187,7 @@ class _Proxy(ThreadingHTTPServer):
     request_queue_size = 128  # tensorstore opens many connections at once
     behind = ""
     url = ""
+    delay = 0.0
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -201,6 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        time.sleep(self.server.delay)
         target = urllib.parse.urlsplit(self.path)
         query = urllib.parse.parse_qs(target.query)
         if _CONDITION not in query:

@@ -124,6 +124,35 @@ def test_a_killed_run_of_this_machine_is_replaced_at_once_and_another_after_its_
             assert time.monotonic() - began >= least and len(lines) == (least > 0)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "at_once"),
+    [
+        ({"JOBSET_NAME": "a"}, {"JOBSET_NAME": "a", "JOBSET_RESTART_ATTEMPT": "2"}, True),
+        ({"JOBSET_NAME": "a"}, {"JOBSET_NAME": "b", "JOBSET_RESTART_ATTEMPT": "2"}, False),
+        ({"JOBSET_NAME": "a", "JOBSET_UID": "1"}, {"JOBSET_NAME": "a", "JOBSET_RESTART_ATTEMPT": "2"}, False),
+        ({"JOBSET_NAME": "a"}, {"JOBSET_NAME": "a"}, False),
+        ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, True),
+        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, False),
+        ({}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, False),
+    ],
+)
+def test_a_later_attempt_of_the_same_job_takes_the_folder_over_at_once(objects, before, after, at_once):
+    first, second = (conditional.scheduled(environment) for environment in (before, after))
+    objects.put(dataclasses.replace(FAR, job=first[0], attempt=first[1]).encoded())
+    lines: list[str] = []  # on waiting
+    here = dataclasses.replace(Record.of_this_process(), job=second[0], attempt=second[1])
+    held = StoredHold(FOLDER, lines.append, here)
+    assert (not lines) == at_once
+    held.release()
+
+
+def test_a_record_fits_its_size_whatever_the_scheduler_calls_the_job(monkeypatch):
+    monkeypatch.setenv("JOBSET_NAME", "n" * 300)
+    monkeypatch.setenv("JOBSET_RESTART_ATTEMPT", "12345")
+    monkeypatch.setattr(conditional.socket, "gethostname", lambda: "h" * 300)
+    assert len(Record.of_this_process().encoded()) == conditional.RECORD_BYTES
+
+
 def test_of_many_runs_that_find_a_dead_holder_one_replaces_it(objects):
     objects.put(FAR.encoded())
     held: list[StoredHold] = []

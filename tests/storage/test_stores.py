@@ -1,6 +1,7 @@
 """Runs in object stores, on emulators of this machine: checkpoints, commands, kills and what is refused."""
 
 import contextlib
+import dataclasses
 import errno
 import gzip
 import json
@@ -37,7 +38,7 @@ from bert_jax.storage.remote import Folder
 from bert_jax.tasks import evaluation
 from bert_jax.tasks.finetuning import finetune
 from bert_jax.tasks.prediction import predict
-from bert_jax.train import checkpoint
+from bert_jax.train import checkpoint, metrics
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.metrics import read_metrics
 from bert_jax.train.workdir import latest_step, open_branch, read_config, read_params, saved_steps, write_params
@@ -103,6 +104,35 @@ def test_steps_are_complete_once_they_are_marked_and_old_ones_are_deleted(bucket
         checkpoints.save(3, tensors(4), {"mu": np.ones(2, np.float32)}, {})
     read = read_params(f"{bucket}/steps", 3)
     assert all(read[name].tobytes() == value.tobytes() for name, value in tensors(4).items())
+
+
+def test_a_lease_that_has_run_out_by_the_stores_clock_is_not_waited_for(bucket, monkeypatch):
+    folder = location(f"{bucket}/left")
+    objects = open_objects(folder)
+    far = dataclasses.replace(hold.Record.of_this_process(), boot="another", host="far")
+    objects.write(hold.HOLDER_FILE, far.encoded(), None)
+    time.sleep(2.5)  # S3's clock counts whole seconds
+    assert 1 <= objects.age(hold.HOLDER_FILE) < 60 and objects.age("nothing") == 0
+    for lease, waits in ((1.0, False), (6.0, True)):
+        monkeypatch.setattr(hold, "TIMES", hold.Times(lease=lease, poll_stored=0.1, renew_stored=60.0))
+        lines: list[str] = []
+        began = time.monotonic()
+        with hold.hold(folder, lines.append):
+            assert bool(lines) == waits and time.monotonic() - began < lease
+        objects.write(hold.HOLDER_FILE, far.encoded(), None)
+        time.sleep(2.5)
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # from gcsfs, above 1 MB
+def test_tensorboard_events_and_profiles_are_uploaded(bucket, shards_dir, monkeypatch):
+    monkeypatch.setattr(metrics, "SEGMENT_BYTES", 2000)
+    pace = ["--config.log_every=1", "--config.profile=1,2"]
+    pretrain.main(arguments(shards_dir, f"{bucket}/watched", 6, *pace))
+    folder = location(f"{bucket}/watched")
+    events = sorted(folder.joinpath("tensorboard").iterdir())
+    assert b"mlm_loss" in b"".join(file.read_bytes() for file in events)
+    [trace] = [file for file in folder.joinpath("profile").glob("plugins/profile/*/*") if file.name.endswith(".pb")]
+    assert trace.stat().length > 0
 
 
 def test_the_best_step_is_kept(bucket):

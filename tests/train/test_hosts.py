@@ -200,6 +200,41 @@ def test_hosts_with_different_numbers_of_devices_are_refused_in_a_line(shards, t
     assert latest_step(tmp_path / "run") is None
 
 
+# Runs the command with an evaluation that takes long.
+EVALUATING_SLOWLY = """
+import sys, time
+from bert_jax.data.loader import DatasetLoader
+
+batches = DatasetLoader.evaluation_batches
+
+def slow(*arguments, **keywords):
+    for batch in batches(*arguments, **keywords):
+        time.sleep(2)
+        print("one more batch", file=sys.stderr, flush=True)
+        yield batch
+
+DatasetLoader.evaluation_batches = slow
+from bert_jax import command_line
+from bert_jax.commands import pretrain
+command_line.run(lambda arguments: pretrain.main(arguments[1:]))
+"""
+
+
+def test_sigterm_ends_an_evaluation_of_two_processes_which_is_repeated(shards, tmp_path):
+    arguments = recipe(shards, tmp_path / "run", "--config.steps=7", "--config.eval.every_steps=7")
+    programs = [[sys.executable, "-c", EVALUATING_SLOWLY, "pretrain"]] * 2
+    started = Started("pretrain", arguments, 2, 1, tmp_path, programs=programs)
+    wait_for(started, lambda: "one more batch" in started.errors(0))
+    started.processes[1].send_signal(signal.SIGTERM)
+    assert started.codes() == [143, 143]
+    assert 1 < started.errors(0).count("one more batch") < 8  # of 10 batches
+    assert started.errors(0).count("one more batch") - started.errors(1).count("one more batch") in (-1, 0, 1)
+    assert f"SIGTERM: saved step 7 in {tmp_path / 'run'}" in started.errors(0)
+    Started("pretrain", arguments, 2, 1, tmp_path).all_well()
+    lines = metrics.read_metrics(tmp_path / "run")
+    assert [line["step"] for line in lines] == [4, 7] and "eval_loss" in lines[-1]
+
+
 def test_a_damaged_newest_checkpoint_ends_both_processes_and_is_moved(shards, alone, tmp_path):
     shutil.copytree(alone, tmp_path / "run")
     steps = tmp_path / "run" / "checkpoints"

@@ -16,9 +16,9 @@ from bert_jax.train.prepare import traced_steps
 
 
 @pytest.mark.parametrize("steps", [(100,), (5, 5), (7, 3), (1, 2, 3), (-1, 4)])
-def test_other_steps_are_refused_with_an_example(steps, tmp_path):
+def test_other_steps_are_refused_with_an_example(steps):
     with pytest.raises(UserError, match=re.escape(f"profile is {steps}; give") + r".*such as \(100, 105\)"):
-        traced_steps(steps, tmp_path)
+        traced_steps(steps)
 
 
 @pytest.fixture(autouse=True)

@@ -39,15 +39,15 @@ def test_the_limit_is_the_timeout_or_twenty_median_steps_and_longer_work_has_its
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: float(next(clock)))
     activity = Activity()
     activity.begin_step(0)
-    assert activity.limit(600) == 600
+    assert activity.limit(600.0) == 600
     for step in (1, 2, 3):
         activity.begin_step(step)
-    assert activity.limit(600) == 20 * 50
+    assert activity.limit(600.0) == 20 * 50
     with activity.during(watchdog.SAVING):
-        assert activity.limit(600) == 3 * 600
+        assert activity.limit(600.0) == 3 * 600
     assert activity.doing == watchdog.TRAINING
     activity.begin_step(4)  # a save is no part of a step
-    assert activity.limit(600) == 20 * 50
+    assert activity.limit(600.0) == 20 * 50
 
 
 def test_only_a_run_is_watched_and_one_that_stands_still_ends(capfd, monkeypatch):
