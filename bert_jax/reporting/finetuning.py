@@ -45,8 +45,9 @@ from bert_jax.tasks.kinds.span import SpanTask
 from bert_jax.tasks.kinds.span_data import SpanRows
 from bert_jax.tasks.kinds.tagging import TaggingTask, TagRows
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
-from bert_jax.tasks.rows import LabelledRows, LabelledWordRows, Sentence, Span, Split, TaskRows
+from bert_jax.tasks.rows import LabelledRows, Sentence, Span, Split, TaskRows
 from bert_jax.tasks.task import Task
+from bert_jax.tasks.word_rows import LabelledWordRows
 from bert_jax.train.workdir import WorkdirConfig
 
 QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how many", "how much", "how", "whose", "whom")

@@ -1,5 +1,6 @@
 """Tagging: files, rows, predictions, the schemes of entity tags, and a model that learns."""
 
+import functools
 import itertools
 import math
 import os
@@ -108,8 +109,13 @@ def answers_of(task: Task, rows: TagRows, logits: np.ndarray, crf: dict | None =
     def answer(params: dict, logits: jax.Array, batch: TaskBatch) -> TagAnswer:
         return objective.answers(bind(model, objective.heads, params, Runtime()), logits, batch)
 
+    @jax.jit
+    def joint(params: dict, inputs: tuple) -> TagAnswer:
+        return objective.joint_answers(bind(model, objective.heads, params, Runtime()), inputs)
+
     found = jax.device_get(answer(params, logits.astype(np.float32), batch))
-    return [TagAnswer(*row) for row in zip(*found, strict=True)]
+    by_row = [jax.tree.map(lambda leaf, row=row: leaf[row], found) for row in range(rows.count)]
+    return task.joined(rows, by_row, functools.partial(joint, params))
 
 
 @pytest.mark.parametrize(
@@ -193,17 +199,14 @@ def test_tags_of_a_sentence_in_several_rows_are_a_sequence_of_their_scheme(lette
     task = TaggingTask("own", labels, max_length=5, metrics=("f1",), crf=True)
     split = replace(split_of(*([("ab", "O"), ("c", "O"), ("de", "O"), ("f", "O")] for _ in range(20))), labelled=False)
     rows = task.encode(split, letters)
-    assert rows.count == 40 and not rows.whole.all()
+    assert rows.count == 60 and not rows.whole.all()
     draw = np.random.default_rng(0)
     sizes = {"transitions": (5, 5), "start": 5, "end": 5}
     crf = {name: draw.normal(size=size).astype(np.float32) for name, size in sizes.items()}
     answers = answers_of(task, rows, draw.normal(0, 3, (rows.count, 5, 5)), crf)
-    before = rows.by_sentence([labels[tag] for tag in rows.at_words([answer.tags for answer in answers])])
-    after = [one["tags"] for one in task.predictions(rows, answers)]
-    assert all(re.fullmatch(grammar, "".join(f"{tag} " for tag in tags)) for tags in after)
-    assert any(list(tags) != list(raw) for tags, raw in zip(after, before, strict=True))
-    assert [tagging.entities(tags) for tags in after] == [tagging.entities(tags) for tags in before]
-    crossing = [span for tags in after for span in tagging.entities(tags) if span.first < 2 <= span.end - 1]
+    tags = [one["tags"] for one in task.predictions(rows, answers)]
+    assert all(re.fullmatch(grammar, "".join(f"{tag} " for tag in sentence)) for sentence in tags)
+    crossing = [span for sentence in tags for span in tagging.entities(sentence) if span.first < 2 <= span.end - 1]
     assert crossing  # an entity may cross the border between two rows
 
 
@@ -258,8 +261,9 @@ def test_only_a_word_longer_than_a_row_is_cut(letters):
     rows = TASK.encode(split_of([("abcdefghij", "X"), ("k", "V")]), letters)
     assert letters.tokens(rows.input_ids[:8]) == ["[CLS]", "a", *(f"##{letter}" for letter in "bcdef"), "[SEP]"]
     assert rows.lengths.tolist() == [8, 3] and rows.truncated == 1
-    (said,) = measurement.remarks(rows, TASK)
-    assert said.endswith(": 1 words lost tokens to task.max_length=8")
+    cut, read = measurement.remarks(rows, TASK)
+    assert cut.endswith(": 1 words lost tokens to task.max_length=8")
+    assert read.endswith(": 1 of 1 sentences are longer than task.max_length=8 tokens, and are read in 2 windows")
 
 
 words = st.text("abcdefg\x00", min_size=1, max_size=9)
@@ -267,10 +271,10 @@ sentences = st.lists(st.lists(words, min_size=1, max_size=12), min_size=1, max_s
 
 
 @settings(deadline=None, max_examples=60)
-@given(texts=sentences, max_length=st.integers(8, 16))
-def test_every_word_is_predicted_exactly_once(letters, texts, max_length):
+@given(texts=sentences, max_length=st.integers(8, 16), stride=st.integers(0, 20))
+def test_every_word_is_predicted_exactly_once(letters, texts, max_length, stride):
     split = split_of(*([(word, "NVX"[len(word) % 3]) for word in text] for text in texts))
-    rows = replace(TASK, max_length=max_length).encode(split, letters)
+    rows = replace(TASK, max_length=max_length, doc_stride=stride).encode(split, letters)
     flat = [word for text in texts for word in text]
     assert rows.label_weights.sum() == len(flat) == len(set(zip(rows.word_rows, rows.word_slots, strict=True)))
     assert rows.lengths.max() <= max_length
@@ -288,7 +292,7 @@ def test_every_word_is_predicted_exactly_once(letters, texts, max_length):
 
 def test_a_row_never_holds_words_of_two_sentences(letters):
     rows = TASK.encode(split_of([("a", "X")] * 7, [("b", "X")]), letters)
-    assert rows.lengths.tolist() == [8, 3, 3]
+    assert rows.lengths.tolist() == [8, 6, 3] and rows.items().tolist() == [0, 0, 1]
     assert rows.sentence_offsets.tolist() == [0, 7, 8]
 
 

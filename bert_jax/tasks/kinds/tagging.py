@@ -5,6 +5,7 @@ In order: `WordTask`, the base class for all kinds that label words, the schemes
 """
 
 import functools
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,10 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int32
+from jaxtyping import Array, Bool, Float, Float32
 from seqeval.metrics.sequence_labeling import get_entities
 
-from bert_jax.config.finetuning import TaggingOptions
+from bert_jax.config.finetuning import TaggingOptions, WordWindows
 from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import structured
@@ -32,17 +33,16 @@ from bert_jax.tasks.reading.labelled import has_conll_columns, read_conll, read_
 from bert_jax.tasks.reading.tables import Columns, ending, is_stored, kind_of_file
 from bert_jax.tasks.rows import (
     IGNORED,
-    LabelledWordRows,
     Sentence,
     Span,
     SpannedSentence,
     Split,
     Taken,
     TaskBatch,
-    encode_words,
     spans,
 )
 from bert_jax.tasks.task import Description, Rows, SoftClassObjective, Task, TaskObjective, chain_sums
+from bert_jax.tasks.word_rows import LabelledWordRows, encode_words
 from bert_jax.tokenization.specification import is_unspaced
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import PLAIN, ClassCosts, classification_sums
@@ -90,7 +90,7 @@ def _in_pieces(item: Any, tokenizer: Tokenizer) -> Any:
 
 
 @dataclass(frozen=True)
-class WordTask(RawWords, Task[Sentence, Rows]):
+class WordTask(WordWindows, RawWords, Task[Sentence, Rows]):
     """A task with a label for every word."""
 
     def choose_reader(self, path: Path) -> SentenceReader:
@@ -272,7 +272,7 @@ class TagLabels(NamedTuple):
 
     tags: Any  # i32[B,T]
     words: Any  # i32[B,T]: the number of the piece's word in its row, from 1, labelled or not; 0: no word
-    whole: Any  # bool[B,2]: whether the row begins and ends where its sentence does
+    whole: Any  # bool[B,2]: WordRows.whole
 
 
 class TagAnswer(NamedTuple):
@@ -280,13 +280,15 @@ class TagAnswer(NamedTuple):
 
     tags: Any  # i32[T]: ids
     scores: Any  # f32[T]: their probabilities; with a CRF, that of all paths with this tag here
+    logits: Any = None  # f32[T,C], with a CRF: by which the rows of a long sentence are decoded together
 
 
 @dataclass(frozen=True)
 class TagObjective(SoftClassObjective):
     """Cross-entropy for the tags of trained pieces (Devlin et al. 2019, section 5.3).
 
-    With crf, the negative log-likelihood of a row's tags (Lample et al. 2016, section 2.2).
+    With crf, the negative log-likelihood of a row's tags (Lample et al. 2016, section 2.2). The row's chain has the
+    words that it answers for, so a word trains once, however many windows of a long sentence contain it.
     """
 
     tags: int
@@ -325,15 +327,10 @@ class TagObjective(SoftClassObjective):
         """The predicted tag and its probability at each position, [B, T]."""
         words = batch.labels.words
         if self.crf:
-            chain, allowed = model.head("crf"), structured.allowed_by(self.scheme, batch.labels.whole)
             # A word's first piece has another number than the position before it.
             first_pieces = (words > 0) & (words != jnp.pad(words[:, :-1], ((0, 0), (1, 0))))
-            path, _ = chain.decode(outputs, first_pieces, batch.sequence_ids, allowed)
-            # The derivative of the log-partition by a tag's logit is the probability of the tag there.
-            marginals = jax.grad(
-                lambda logits: chain.log_partition(logits, first_pieces, batch.sequence_ids, allowed).sum()
-            )(outputs)
-            return TagAnswer(path, jnp.take_along_axis(marginals, path[..., None], axis=-1)[..., 0])
+            allowed = structured.allowed_by(self.scheme, batch.labels.whole)
+            return self._best_path(model, outputs, first_pieces, allowed)
         shares = jax.nn.softmax(outputs, axis=-1)
         if self.decode == "mean":  # at each position, over all positions of the same word
             same = (words[:, :, None] == words[:, None, :]).astype(shares.dtype)
@@ -341,6 +338,23 @@ class TagObjective(SoftClassObjective):
             sums = jnp.einsum("bts,bsc->btc", same, shares, precision=jax.lax.Precision.HIGHEST)
             shares = sums / same.sum(axis=-1, keepdims=True)
         return TagAnswer(shares.argmax(axis=-1).astype(jnp.int32), shares.max(axis=-1))
+
+    def joint_answers(self, model: Bert, inputs: tuple[Float[Array, "S W C"], Bool[Array, "S W"]]) -> TagAnswer:
+        """With a CRF, the best paths of whole sentences, from the logits of their words and which of these are real."""
+        return self._best_path(model, *inputs, structured.allowed_by(self.scheme))
+
+    def _best_path(
+        self, model: Bert, logits: Float[Array, "B T C"], tagged: Bool[Array, "B T"], allowed: structured.Allowed | None
+    ) -> TagAnswer:
+        # Each row is one chain.
+        chain, sequences = model.head("crf"), jnp.ones(tagged.shape, jnp.int32)
+        path, _ = chain.decode(logits, tagged, sequences, allowed)
+        # The derivative of the log-partition by a tag's logit is the probability of the tag there.
+        marginals = jax.grad(lambda logits: chain.log_partition(logits, tagged, sequences, allowed).sum())(logits)
+        return TagAnswer(path, jnp.take_along_axis(marginals, path[..., None], axis=-1)[..., 0], logits)
+
+
+JOINED = 32  # long sentences that are decoded at once
 
 
 @dataclass(frozen=True)
@@ -350,8 +364,8 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
     label_subwords=first is as in Devlin et al. 2019, section 5.3, `all` as in Jurafsky and Martin, Speech and Language
     Processing, 3rd edition, "Sequence Labeling". decode=mean averages probabilities, not logarithms, as in
     aggregation_strategy="average" of Hugging Face's pipeline, so an export predicts the same tags and one confident
-    piece cannot overrule all others. crf predicts the tags of a row jointly, from the words' first pieces (Lample et
-    al. 2016); sequences that the scheme of entity tags does not allow have probability 0.
+    piece cannot overrule all others. crf predicts the tags of a sentence jointly, from the words' first pieces (Lample
+    et al. 2016); sequences that the scheme of entity tags does not allow have probability 0.
     """
 
     kind = "tagging"
@@ -457,7 +471,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         counted, and interpreted as in conlleval (entities).
         """
         split = self.split_raw(split, tokenizer)
-        words = encode_words(split, tokenizer, self.max_length)
+        words = encode_words(split, tokenizer, self.max_length, self.doc_stride)
         labels, weights = np.zeros(len(words.input_ids), np.int32), np.zeros(len(words.input_ids), np.float32)
         irregular = 0
         if split.labelled:
@@ -476,6 +490,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         """Counts words, ignored_words without a tag, and irregular_tags: tags that cannot follow the previous one."""
         path, words = rows.split.path, len(rows.word_rows)
         counts, remarks = super().describe(rows, training)
+        remarks += rows.window_remarks(self.max_length)
         ignored = int((~_tagged(rows.split)).sum()) if rows.split.labelled else 0
         if ignored:
             remarks.append(f"{path}: {ignored} of {words} words have the label {IGNORED}, which stands for none")
@@ -490,6 +505,34 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
     def objective(self) -> TaskObjective:
         scheme = structured.recognize_scheme(self.labels) if self.crf else None
         return TagObjective(len(self.labels), self.decode, self.crf, self.costs, self.layer_mix, scheme)
+
+    def joined(
+        self, rows: "TagRows", answers: Sequence[TagAnswer], decode: Callable[[Any], TagAnswer]
+    ) -> Sequence[TagAnswer]:
+        """With a CRF, decodes a sentence that has several rows as one sequence."""
+        counts = np.bincount(rows.items(), minlength=len(rows.split.items))
+        if not self.crf or counts.max() < 2:
+            return answers
+        joined = list(answers)
+        for row in np.flatnonzero(counts[rows.items()] > 1).tolist():
+            joined[row] = jax.tree.map(np.copy, joined[row])
+        by_length: dict[int, list[list[tuple[int, int]]]] = {}
+        for item in np.flatnonzero(counts > 1):
+            words = slice(*rows.sentence_offsets[item : item + 2])
+            places = list(zip(rows.word_rows[words].tolist(), rows.word_slots[words].tolist(), strict=True))
+            by_length.setdefault(_power_of_two(len(places)), []).append(places)
+        for length, sentences in by_length.items():
+            for part in (sentences[first : first + JOINED] for first in range(0, len(sentences), JOINED)):
+                # Each shape is compiled once, so numbers of sentences are powers of two, too.
+                logits = np.zeros((_power_of_two(len(part)), length, len(self.labels)), np.float32)
+                real = np.zeros(logits.shape[:2], bool)
+                for index, places in enumerate(part):
+                    logits[index, : len(places)] = [answers[row].logits[slot] for row, slot in places]
+                    real[index, : len(places)] = True
+                best = decode((logits, real))
+                for (index, word), (row, slot) in zip(np.argwhere(real), itertools.chain(*part), strict=True):
+                    joined[row].tags[slot], joined[row].scores[slot] = best.tags[index, word], best.scores[index, word]
+        return joined
 
     def measure(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> dict[str, float]:
         """Computes the metrics from the predicted tag at each position.
@@ -552,15 +595,12 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         return tuple("I" + tag[1:] if structured.breaks_iob1(last, tag) else tag for last, tag in pairs)
 
     def _predicted(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> list[str]:
-        """The predicted tags, by word. With a CRF, each sentence's tags obey their scheme.
+        """The predicted tags, by word."""
+        return [self.labels[number] for number in rows.at_words([answer.tags for answer in answers])]
 
-        A CRF covers one row. If a sentence continues in further rows, an entity may be open on one side only; the tags
-        are then rewritten for the entities that conlleval reads in them.
-        """
-        tags = [self.labels[number] for number in rows.at_words([answer.tags for answer in answers])]
-        if not self.crf or not structured.marks_entities(self.labels) or rows.whole.all():
-            return tags
-        return [tag for sentence_tags in rows.by_sentence(tags) for tag in self._in_scheme(sentence_tags)]
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
 
 
 def _tagged(split: Split[Sentence]) -> Bool[np.ndarray, "W"]:
@@ -573,22 +613,6 @@ class TagRows(LabelledWordRows):
     """Rows of words with one tag per word."""
 
     irregular_tags: int  # of the file
-
-    @functools.cached_property
-    def token_words(self) -> Int32[np.ndarray, "N"]:
-        """The token's word, as a number in its row from 1; 0: no word."""
-        # word_rows ascends, so searchsorted gives the first word of the row.
-        numbers = np.arange(len(self.word_rows)) - np.searchsorted(self.word_rows, self.word_rows) + 1
-        words = np.zeros(len(self.input_ids), np.int32)
-        words[spans(self.word_starts, self.word_sizes)] = np.repeat(numbers, self.word_sizes)
-        return words
-
-    @functools.cached_property
-    def whole(self) -> Bool[np.ndarray, "R 2"]:
-        """Whether each row begins with the first word of its sentence, and ends with the last one."""
-        # A row begins its sentence if the row before belongs to another one.
-        sentences = self.items()
-        return np.stack([np.diff(sentences, prepend=-1), np.diff(sentences, append=-1)], axis=1) != 0
 
     def targets(self, taken: Taken) -> tuple[TagLabels, Float32[np.ndarray, "B T"]]:
         tags, weights = super().targets(taken)
