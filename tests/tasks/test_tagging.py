@@ -34,7 +34,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.heads import structured
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import measurement, registry
+from bert_jax.tasks import measurement, registry, tag_schemes
 from bert_jax.tasks.evaluation import evaluate
 from bert_jax.tasks.finetuning import finetune
 from bert_jax.tasks.kinds import tagging
@@ -43,15 +43,13 @@ from bert_jax.tasks.kinds.tagging import (
     TaggingTask,
     TagObjective,
     TagRows,
-    entities,
-    entity_tags,
-    irregular_tags,
 )
 from bert_jax.tasks.metrics import TAGGING_METRICS, compute_metrics
 from bert_jax.tasks.prediction import predict
 from bert_jax.tasks.reading.inputs import InputRecord
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import Sentence, Span, Split, TaskBatch
+from bert_jax.tasks.tag_schemes import entities, entity_tags, irregular_tags
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization import tokenizer as tokenizer_lib
 
@@ -133,8 +131,8 @@ def test_entities_are_those_of_the_file_where_the_labels_lack_beginnings(letters
         ids = task.label_ids(split)
         assert [labels[number] for number in ids] == written
         found = measure(task, task.encode(split, letters), np.array(ids))
-        guessed = tagging.entities(written)
-        right = len({*guessed} & {*tagging.entities(tags)})
+        guessed = tag_schemes.entities(written)
+        right = len({*guessed} & {*tag_schemes.entities(tags)})
         assert (found["precision"], found["recall"]) == (right / len(guessed), right / 4)
         truth = np.array(["I-PER", "B-PER", *file[2:3], "I-LOC", "B-LOC", "I-LOC"])
         assert found["accuracy"] == np.mean(np.array(written) == truth)
@@ -206,7 +204,7 @@ def test_tags_of_a_sentence_in_several_rows_are_a_sequence_of_their_scheme(lette
     answers = answers_of(task, rows, draw.normal(0, 3, (rows.count, 5, 5)), crf)
     tags = [one["tags"] for one in task.predictions(rows, answers)]
     assert all(re.fullmatch(grammar, "".join(f"{tag} " for tag in sentence)) for sentence in tags)
-    crossing = [span for sentence in tags for span in tagging.entities(sentence) if span.first < 2 <= span.end - 1]
+    crossing = [span for sentence in tags for span in tag_schemes.entities(sentence) if span.first < 2 <= span.end - 1]
     assert crossing  # an entity may cross the border between two rows
 
 
@@ -441,12 +439,12 @@ def test_labels_are_in_the_order_of_the_classes_that_a_file_names():
     task = replace(TASK, labels=(), metrics=())
     assert task.complete(named).labels == ("O", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
     bilou = replace(split_of([("EU", "U-X"), ("is", "O")]), class_names=("U-X", "O", "B-X", "I-X", "L-X"))
-    assert tagging.with_usual_letters(bilou).class_names == ("S-X", "O", "B-X", "I-X", "E-X")
+    assert tag_schemes.with_usual_letters(bilou).class_names == ("S-X", "O", "B-X", "I-X", "E-X")
     assert task.complete(replace(split, class_names=("O", "X"))).labels[0] == "O"  # not those of this column
     unused = replace(split, class_names=("O", "B-ORG", "B-LOC", "X"))  # which marks no entity
     assert task.complete(unused).labels == ("O", "B-ORG", "B-LOC", "I-LOC", "I-ORG")
     more = replace(bilou, class_names=(*bilou.class_names, "PAD"))
-    assert tagging.with_usual_letters(more).class_names[-1] == "PAD"
+    assert tag_schemes.with_usual_letters(more).class_names[-1] == "PAD"
 
 
 ENTITY_METRICS = ("precision", "recall", "f1")
@@ -525,7 +523,7 @@ def test_tags_without_types_are_those_of_one_type(sentences):
 @given(tags=BILOU)
 def test_bilou_is_iobes_by_other_letters(tags):
     split = Split(Path("train.conll"), (Sentence(tuple("w" * len(tags)), tuple(tags), (1,)),), True)
-    (found,) = tagging.with_usual_letters(split).items
+    (found,) = tag_schemes.with_usual_letters(split).items
     assert found.tags is not None and strictly(list(found.tags), strict.IOBES) == strictly(tags, strict.BILOU)
     if not {tag[0] for tag in tags} & set("LU"):
         assert found.tags == tuple(tags)
@@ -539,7 +537,7 @@ def test_bmes_is_iobes_and_classes_stay_as_they_are():
         (("M-X", "L-X"), ("M-X", "L-X")),
     ]:
         sentences = Sentence(tuple("w" * len(tags)), tags, (1,)), Sentence(("a",), None, ())
-        first, second = tagging.with_usual_letters(Split(Path("train.conll"), sentences, True)).items
+        first, second = tag_schemes.with_usual_letters(Split(Path("train.conll"), sentences, True)).items
         assert first.tags == wanted and second.tags is None
 
 
@@ -547,8 +545,8 @@ def test_tags_without_types_mark_entities_where_they_can():
     assert structured.marks_entities({"O", "B", "I"}) and structured.marks_entities({"O", "I"})
     for classes in ({"B", "I"}, {"O", "S"}, {"O", "B", "M", "E"}, {"I", "E"}):
         assert not structured.marks_entities(classes)
-    assert tagging.closed_set({"O", "I"}) == {"O", "B", "I"}
-    assert tagging.closed_set({"O", "B", "E"}) == set("OBIES")
+    assert tag_schemes.closed_set({"O", "I"}) == {"O", "B", "I"}
+    assert tag_schemes.closed_set({"O", "B", "E"}) == set("OBIES")
     task, path = TaggingTask("own", max_length=8), Path("train.conll")
     split = Split(path, (Sentence(("a", "b"), ("I", "I"), (1, 2)), Sentence(("c", "d"), ("O", "I"), (4, 5))), True)
     task = task.complete(split)
@@ -557,8 +555,8 @@ def test_tags_without_types_mark_entities_where_they_can():
 
 
 def test_a_set_of_tags_is_closed_in_its_scheme():
-    assert tagging.closed_set({"I-X"}) == {"O", "B-X", "I-X"}
-    assert tagging.closed_set({"S-X", "O"}) == {"O", "B-X", "I-X", "E-X", "S-X"}
+    assert tag_schemes.closed_set({"I-X"}) == {"O", "B-X", "I-X"}
+    assert tag_schemes.closed_set({"S-X", "O"}) == {"O", "B-X", "I-X", "E-X", "S-X"}
     assert not structured.marks_entities({"O"}) and not structured.marks_entities({"B-X", "NOUN"})
 
 
