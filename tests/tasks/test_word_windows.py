@@ -14,6 +14,7 @@ from random_checkpoints import odd_config, random_checkpoint
 from bert_jax.model.heads.config import Heads
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.kinds.tagging import TaggingTask
+from bert_jax.tasks.prediction import predict
 from bert_jax.tasks.rows import Sentence, Split
 from bert_jax.tasks.windows import cut_word_windows
 from bert_jax.tasks.word_rows import encode_words
@@ -111,7 +112,7 @@ def test_a_word_trains_once_whatever_overlaps(letters):
 
 
 @pytest.mark.parametrize("crf", [False, True])
-def test_answers_of_a_long_sentence_are_those_of_its_windows(tmp_path, crf):
+def test_answers_of_a_long_sentence_are_those_of_its_windows(tmp_path, capsys, crf):
     labels = ["O", "B-X", "I-X"]
     task = {"name": "own", "kind": "tagging", "labels": labels, "max_length": 12, "crf": crf, "doc_stride": 3}
     loaded = random_checkpoint(tmp_path, odd_config(layers=1), Heads(tags=3, crf=crf), task=task)
@@ -124,6 +125,10 @@ def test_answers_of_a_long_sentence_are_those_of_its_windows(tmp_path, crf):
     alone = model.predictions(model.encode(replace(split, items=split.items[1:])))
     assert short["tags"] == alone[0]["tags"]
     np.testing.assert_allclose(short["tag_scores"], alone[0]["tag_scores"], rtol=1e-5)
+    assert predict(loaded, [{"tokens": words}, {"tokens": words[:4]}]) == [long, short]
+    assert "1 of 2 inputs are longer than 12 tokens (--max_length) and are read in several windows" in (
+        capsys.readouterr().err
+    )
     # The windows as sentences of their own.
     sizes = rows.word_sizes[: len(words)].tolist()
     by_hand = windows_by_hand(sizes, 10, 3)
