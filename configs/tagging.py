@@ -15,12 +15,16 @@ Label Studio write them: {"text": "Ann left", "entities": [[0, 3, "PER"]]} with 
 predict splits raw text at spaces and punctuation; Chinese, Japanese, Thai and the like into characters if the training
 file is split so, else before the tokenizer's pieces.
 
+A sentence over --config.task.max_length, such as a whole document, is read in windows that overlap; each word is
+trained and predicted in the window that has most context around it. A CRF predicts the tags of the whole sentence.
+
 Entity tags may be IOB1, IOB2 or IOBES; tags that cannot follow the previous tag are counted and reported.
 
 --config.task.label_subwords=all  trains the tag on all pieces of a word, not only on the first
 --config.task.decode=mean         predicts it from the mean of their distributions (with label_subwords=all)
 --config.task.crf=True            models dependencies between adjacent tags, in training and in prediction, and never
                                   predicts tags that cannot follow one another
+--config.task.doc_stride=64       pieces between the starts of windows; by default half of a row
 --config.task.layer_mix=True      predicts from a learned mix of all layers (Peters et al. 2018, section 3.2)
 
 A small model needs a higher learning rate than BERT-Base: --config.optimizer.learning_rate=3e-4 for 6 layers of width

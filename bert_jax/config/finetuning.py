@@ -168,7 +168,16 @@ class ChoiceConfig(ChoiceOptions, PoolingConfig, PairColumn, kind="choice"):
 
 
 @dataclass(frozen=True)
-class TaggingOptions(ClassLoss, LabelMap, LayerMix):
+class WordWindows:
+    doc_stride: int = option(
+        0,
+        "pieces between the starts of successive windows of a sentence over max_length; 0: half of a row",
+        valid=at_least(0),
+    )
+
+
+@dataclass(frozen=True)
+class TaggingOptions(ClassLoss, LabelMap, LayerMix, WordWindows):
     label_subwords: str = option(
         "first", "the pieces of a word that its tag is the target of: first, all", choices=("first", "all")
     )
@@ -187,7 +196,7 @@ class TaggingConfig(TaggingOptions, LabelNames, kind="tagging"):
 
 
 @dataclass(frozen=True)
-class TokenRegressionConfig(ScaledTargets, TaskConfig, kind="token_regression"):
+class TokenRegressionConfig(ScaledTargets, WordWindows, TaskConfig, kind="token_regression"):
     """A number for each word."""
 
 

@@ -155,10 +155,15 @@ def _tagging_call(loaded: LoadedModel) -> str:
         return ""
     # By default transformers takes pieces as words, and cuts a long text at its maximum in silence.
     strategy = "average" if (loaded.task or {}).get("decode") == "mean" else "first"
-    stride = loaded.model.max_positions // 4
+    task = {"max_length": loaded.model.max_positions, "doc_stride": 0, **(loaded.task or {})}
+    # In transformers, a stride is what windows share.
+    room = task["max_length"] - 2
+    shared = room - min(task["doc_stride"] or -(-room // 2), room)
     return (
-        "Tags of whole words, for texts of any length:\n\n```python\nfrom transformers import pipeline\n\n"
-        f'tagger = pipeline("token-classification", "PATH", aggregation_strategy="{strategy}", stride={stride})\n'
+        f"Tags of whole words, for texts of any length, in the windows of {task['max_length']} tokens that `bert-jax "
+        "predict` reads:\n\n```python\nfrom transformers import pipeline\n\n"
+        f'tagger = pipeline("token-classification", "PATH", aggregation_strategy="{strategy}", stride={shared})\n'
+        f"tagger.tokenizer.model_max_length = {task['max_length']}\n"
         'print(tagger("Some text."))\n```\n\n'
     )
 

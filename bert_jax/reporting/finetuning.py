@@ -34,7 +34,7 @@ from bert_jax.reporting.mistakes import (
     truncate,
 )
 from bert_jax.storage.location import Location
-from bert_jax.tasks import held_out, registry
+from bert_jax.tasks import held_out, registry, tag_schemes
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.kinds import tagging
 from bert_jax.tasks.kinds.choice import ChoiceRows, ChoiceTask
@@ -45,8 +45,9 @@ from bert_jax.tasks.kinds.span import SpanTask
 from bert_jax.tasks.kinds.span_data import SpanRows
 from bert_jax.tasks.kinds.tagging import TaggingTask, TagRows
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
-from bert_jax.tasks.rows import LabelledRows, LabelledWordRows, Sentence, Span, Split, TaskRows
+from bert_jax.tasks.rows import LabelledRows, Sentence, Span, Split, TaskRows
 from bert_jax.tasks.task import Task
+from bert_jax.tasks.word_rows import LabelledWordRows
 from bert_jax.train.workdir import WorkdirConfig
 
 QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how many", "how much", "how", "whose", "whom")
@@ -183,7 +184,7 @@ def _tagging(dev: DevPredictions[TaggingTask, TagRows]) -> list[Section]:
     sections = []
     if structured.marks_entities(names):
         results = [
-            compare_spans(tagging.entities(true), tagging.entities(prediction["tags"]))
+            compare_spans(tag_schemes.entities(true), tag_schemes.entities(prediction["tags"]))
             for true, prediction in zip(tags, dev.predictions, strict=True)
         ]
         sections.append(_entity_section(dev, results))

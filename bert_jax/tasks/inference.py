@@ -135,7 +135,11 @@ class Predictor:
             for place in np.flatnonzero(indices >= 0):
                 answers[indices[place]] = jax.tree.map(operator.itemgetter(place), outputs)
             others.append((indices, rest))
-        return answers, others
+        with jax.set_mesh(self._mesh):
+            return list(self._task.joined(rows, answers, functools.partial(self._joint_answers, params))), others
+
+    def _joint_answers(self, params: Mapping[str, Any], inputs: Any) -> Any:
+        return jax.device_get(_compiled(_joint, *self._settings)(params, inputs))
 
 
 class FineTuned:
@@ -246,6 +250,10 @@ def _answer(
     outputs = objective.outputs(bound, batch, None)
     terms = objective.loss_terms(bound, outputs, batch)
     return objective.answers(bound, outputs, batch), terms, objective.counts(batch)["task"]
+
+
+def _joint(objective: TaskObjective, model: ModelConfig, runtime: Runtime, params: dict[str, Any], inputs: Any) -> Any:
+    return objective.joint_answers(objective.bind(model, params, runtime), inputs)
 
 
 def _row_losses(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from bert_jax.config.options import Checked, at_least, between, from_keywords, option
 from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
@@ -64,7 +66,7 @@ class InputPredictor:
     def __init__(self, model: FineTuned, options: PredictOptions, with_rows: bool = False) -> None:
         self.rows: Sequence[Mapping[str, Any]] = ()  # the inputs of the last window, by column, if with_rows
         self._with_rows = with_rows
-        self.inputs = self.invalid = self.truncated = self.undefined = self._unspaced = 0
+        self.inputs = self.invalid = self.truncated = self.undefined = self._unspaced = self._long = 0
         self._notes: set[str] = set()
         self._limit = "", "max_length"  # the part of an input that is truncated, and the task's option for its length
         self._model = model
@@ -178,6 +180,7 @@ class InputPredictor:
         self.truncated += rows.truncated
         self._limit = rows.cut_part, rows.cut_option
         self._unspaced += unspaced_texts(rows.split.items)
+        self._long += int((np.bincount(rows.items()) > 1).sum())
         predictions = self._model.predictions(rows)
         self.undefined += sum(map(_is_undefined, predictions))
         return [{name: value for name, value in each.items() if name not in self._hidden} for each in predictions]
@@ -188,7 +191,7 @@ class InputPredictor:
         return int(getattr(self._model.task, self._limit[1]))
 
     def remarks(self) -> list[str]:
-        """Says how many inputs so far were truncated, were invalid or have a score that is not finite."""
+        """Counts the inputs so far with windows, lost tokens, errors or scores that are not finite, one line each."""
         part, option = self._limit
         flag = "--max_length" if option == "max_length" else f"task.{option}"
         parts = part or "inputs"
@@ -197,6 +200,8 @@ class InputPredictor:
         remarks = {
             f"{self._unspaced:,} of {self.inputs:,} inputs have text without spaces between words, which is split "
             f"{rule}": self._unspaced,
+            f"{self._long:,} of {self.inputs:,} inputs are longer than {self._model.task.max_length} tokens "
+            "(--max_length) and are read in several windows": self._long,
             f"{were} longer than {self.limit} tokens and truncated ({flag})": self.truncated,
             f"{self.invalid:,} of {self.inputs:,} inputs were invalid (see the errors)": self.invalid,
             f"the predictions of {self.undefined:,} of {self.inputs:,} inputs mean nothing, as their scores are "

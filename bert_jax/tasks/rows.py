@@ -1,14 +1,13 @@
 """A task file's items, the rows that encode them, and the batch that the model sees. Pure numpy.
 
 In order: items (`Example`, `Sentence`, ...) and `Split`; `TokenRows`, which makes a `TaskBatch`; then rows for texts
-and pairs, for several sequences side by side, and for words.
+and pairs, and for several sequences side by side. word_rows.py has those for words.
 """
 
 import abc
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -507,111 +506,3 @@ def separated(batch: TaskBatch, present: Bool[Array, "B S"]) -> TaskBatch:
     rows, count = present.shape
     ids, segments, numbers, positions = (leaf.reshape(rows * count, -1) for leaf in batch[:4])
     return TaskBatch(ids, segments, (numbers > 0).astype(jnp.int32), positions, None, None)
-
-
-# Sentences of words as rows: [CLS] pieces [SEP], split between words, with the position of every word.
-#
-# For a vocabulary that adds no special tokens (Tokenizer.adds_special_tokens), a row has the pieces alone.
-
-
-WordsItem = TypeVar("WordsItem", bound=Sentence | SpannedSentence)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class WordRows(TaskRows[Item]):
-    """Rows with the W words of K - 1 sentences. Kinds of tasks add their labels."""
-
-    cut_part: ClassVar[str] = "words"
-
-    word_rows: Int64[np.ndarray, "W"]
-    word_slots: Int64[np.ndarray, "W"]  # position of the first piece of each word in its row
-    word_sizes: Int64[np.ndarray, "W"]  # pieces of each word, 1 or more
-    sentence_offsets: Int64[np.ndarray, "K"]  # in the words
-
-    @property
-    def word_starts(self) -> Int64[np.ndarray, "W"]:
-        """The words' first pieces: indices among the N tokens."""
-        return self.offsets[self.word_rows] + self.word_slots
-
-    def items(self) -> Int64[np.ndarray, "R"]:
-        """Returns the rows' sentences."""
-        sentences = np.repeat(np.arange(len(self.sentence_offsets) - 1), np.diff(self.sentence_offsets))
-        # By the first word of the row.
-        return sentences[np.searchsorted(self.word_rows, np.arange(self.count))]
-
-    def at_words(self, values: Sequence[Shaped[np.ndarray, "..."]]) -> Shaped[np.ndarray, "W"]:
-        """Selects the values at the words' first pieces from the values at all positions, by row."""
-        return np.array([values[row][slot] for row, slot in zip(self.word_rows, self.word_slots, strict=True)])
-
-    def by_sentence(self, values: Sequence[Any]) -> list[Sequence[Any]]:
-        """Splits the values of all words by sentence."""
-        return [values[start:end] for start, end in pairwise(self.sentence_offsets)]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class LabelledWordRows(WordRows[Sentence]):
-    """Rows of words with one label per word, at one or more of its pieces."""
-
-    labels: Shaped[np.ndarray, "N"]  # i32, or f64 for numbers
-    label_weights: Float32[np.ndarray, "N"]  # 0: a position that is not trained
-    scale: tuple[float, float] = NO_SCALE  # see standardized
-
-    def targets(self, taken: Taken) -> tuple[Any, Float32[np.ndarray, "B T"]]:
-        targets = standardized(self.labels, self.scale)
-        labels, weights = (np.where(taken.real, flat[taken.tokens], 0) for flat in (targets, self.label_weights))
-        return labels.astype(targets.dtype), weights.astype(np.float32)
-
-
-def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int) -> WordRows[WordsItem]:
-    """Encodes sentences as [CLS] pieces [SEP]; a sentence over max_length continues in further rows.
-
-    It is split between words, so that every word is in exactly one row. A word without pieces becomes [UNK]; only a
-    word that is longer than a row is itself cut.
-    """
-    sentences = [item.words for item in split.items]
-    special = tokenizer.begin + tokenizer.end
-    room = max_length - special
-    # In byte-level BPE, pieces include the space before a word, so a word within a sentence may have other pieces than
-    # alone.
-    words_in_text = [word for words in sentences for word in tokenizer.as_in_text(words)]
-    flat, piece_offsets = tokenizer.of_tasks.encode_many(words_in_text)
-    # A word takes at least one position, for [UNK], and at most a row.
-    sizes = np.clip(np.diff(piece_offsets), 1, room)
-    sentence_offsets = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
-    # The first word of each row: a row holds as many words of its sentence as fit.
-    first_words = []
-    for first, last in pairwise(sentence_offsets):
-        used = room
-        for word in range(first, last):
-            if word == first or used + sizes[word] > room:
-                first_words.append(word)
-                used = 0
-            used += sizes[word]
-    word_rows = np.repeat(np.arange(len(first_words)), np.diff([*first_words, len(sizes)]))
-    # bincount sums in float64, which is exact for any number of pieces that fits in memory.
-    lengths = np.bincount(word_rows, sizes).astype(np.int64) + special
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    before = np.concatenate([[0], np.cumsum(sizes)])  # pieces of all words before each word
-    # From the first word of the row, whose first piece follows [CLS].
-    word_slots = tokenizer.begin + before[:-1] - before[first_words][word_rows]
-
-    input_ids = np.full(offsets[-1], tokenizer.unk_id, np.int32)
-    if special:
-        input_ids[offsets[:-1]] = tokenizer.cls_id
-        input_ids[offsets[1:] - 1] = tokenizer.sep_id
-    # All other positions are words without pieces, and keep [UNK].
-    known = np.diff(piece_offsets) > 0  # words with pieces
-    starts = offsets[word_rows] + word_slots
-    input_ids[spans(starts[known], sizes[known])] = flat[spans(piece_offsets[:-1][known], sizes[known])]
-    return WordRows(
-        input_ids=input_ids,
-        offsets=offsets,
-        first_lengths=lengths.astype(np.int32),
-        pad_id=tokenizer.pad_id,
-        truncated=int((np.diff(piece_offsets) > room).sum()),
-        split=split,
-        word_rows=word_rows,
-        word_slots=word_slots,
-        word_sizes=sizes,
-        sentence_offsets=sentence_offsets,
-    )

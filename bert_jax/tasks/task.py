@@ -4,7 +4,7 @@ Read `Task` first, the interface of all kinds. The kinds are in tasks/kinds, and
 """
 
 import abc
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -52,6 +52,10 @@ class TaskObjective(Objective):
     def answers(self, model: Bert, outputs: Any, batch: TaskBatch) -> Any:
         """Returns the arrays [B, ...] that the host decodes, as small as possible. By default, the outputs."""
         return outputs
+
+    def joint_answers(self, model: Bert, inputs: Any) -> Any:
+        """Computes answers from those of several rows, for Task.joined."""
+        raise NotImplementedError(f"{type(self).__name__} joins no rows")
 
     @property
     def has_soft_targets(self) -> bool:
@@ -192,6 +196,14 @@ class Task(abc.ABC, Generic[Item, Rows]):
         `entities`, `spans`, `answer` ... with `start` and `end`, characters of the raw text if the item has one. The
         command prints `scores` (of all labels by name, or the best answers to a question) only on request.
         """
+
+    def joined(self, rows: Rows, answers: Sequence[Any], decode: Callable[[Any], Any]) -> Sequence[Any]:
+        """Returns the answers by row, after those of one item that depend on one another are decoded together.
+
+        Args:
+            decode: TaskObjective.joint_answers, compiled with the model's parameters.
+        """
+        return answers
 
     def default_metrics(self) -> tuple[str, ...]:
         """Returns the metrics if the task names none; the first one selects the best seed."""

@@ -185,7 +185,8 @@ def test_the_card_of_a_fine_tuned_model_has_scores_over_seeds_and_numbers_of_exa
 def test_the_card_of_a_tagger_shows_the_call_for_whole_words_of_long_texts(tmp_path, decode, strategy):
     task = {"name": "own", "kind": "tagging", "labels": ["O", "B-X", "I-X"], "max_length": 12, "decode": decode}
     card = card_of(tmp_path, {}, heads=Heads(tags=3), task=task)
-    assert f'pipeline("token-classification", "PATH", aggregation_strategy="{strategy}", stride=6)' in card
+    assert f'pipeline("token-classification", "PATH", aggregation_strategy="{strategy}", stride=5)' in card
+    assert "\ntagger.tokenizer.model_max_length = 12\n" in card
 
 
 def test_an_export_in_bert_jax_format_keeps_the_records(tmp_path):

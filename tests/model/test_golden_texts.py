@@ -24,7 +24,8 @@ from bert_jax.tasks.embedder import embed
 from bert_jax.tasks.fill_mask import fill_mask
 from bert_jax.tasks.finetuning import finetune
 from bert_jax.tasks.kinds.question_data import Question, encode_questions
-from bert_jax.tasks.rows import Sentence, Split, encode_pairs, encode_words
+from bert_jax.tasks.rows import Sentence, Split, encode_pairs
+from bert_jax.tasks.word_rows import encode_words
 from bert_jax.tokenization import tokenizer, vocabulary
 from bert_jax.tokenization.byte_bpe import ByteBPEEngine
 from bert_jax.tokenization.engine import template

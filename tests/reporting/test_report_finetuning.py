@@ -21,8 +21,8 @@ from bert_jax.reporting import runs as curves
 from bert_jax.reporting.finetuning import error_sections, predict_dev, question_word
 from bert_jax.reporting.mistakes import compare_spans, confusion_table, truncate
 from bert_jax.reporting.report import report
-from bert_jax.tasks.kinds.tagging import entities
 from bert_jax.tasks.rows import Span
+from bert_jax.tasks.tag_schemes import entities
 from bert_jax.train import workdir as workdir_lib
 
 

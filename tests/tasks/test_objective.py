@@ -45,6 +45,7 @@ def batch_of(kind: str, length: int = 12, fillers: int = 0) -> TaskBatch:
     }
     ones = np.ones(3, np.int64)  # one word in each row, whose place does not matter
     tags = {"word_rows": np.arange(3), "word_slots": ones, "word_sizes": ones, "sentence_offsets": np.arange(4)}
+    tags["token_words"] = np.zeros(lengths.sum(), np.int32)
     rows = TagRows(**shared, **tags, irregular_tags=0) if kind == "tagging" else LabelledRows(**shared)
     return rows.batch(np.array([0, 1, 2] + [-1] * fillers), length)
 

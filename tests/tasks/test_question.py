@@ -34,9 +34,10 @@ from bert_jax.tasks.kinds.question import (
     squad1_metrics,
     squad2_metrics,
 )
-from bert_jax.tasks.kinds.question_data import Answer, AnswerSpan, Question, QuestionRows, cut_windows
+from bert_jax.tasks.kinds.question_data import Answer, AnswerSpan, Question, QuestionRows
 from bert_jax.tasks.prediction import predict
 from bert_jax.tasks.rows import Split
+from bert_jax.tasks.windows import cut_windows
 from bert_jax.tokenization import tokenizer as tokenizer_lib
 
 letters = tiny_finetuning.letters  # a fixture

@@ -20,11 +20,12 @@ from bert_jax.errors import UserError
 from bert_jax.storage.location import location
 from bert_jax.tasks import registry
 from bert_jax.tasks.kinds.question import QuestionTask
-from bert_jax.tasks.kinds.question_data import Answer, Question, QuestionRows, cut_windows, locate
+from bert_jax.tasks.kinds.question_data import Answer, Question, QuestionRows, locate
 from bert_jax.tasks.reading.inputs import InputRecord
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import Split
 from bert_jax.tasks.runs import prepare
+from bert_jax.tasks.windows import cut_windows
 from bert_jax.tokenization import tokenizer as tokenizer_lib
 from bert_jax.tokenization.wordpiece import WordPieceSpec
 

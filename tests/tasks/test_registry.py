@@ -18,8 +18,7 @@ from bert_jax.config import (
     load,
 )
 from bert_jax.errors import UserError
-from bert_jax.tasks import named, registry
-from bert_jax.tasks.kinds import tagging
+from bert_jax.tasks import named, registry, tag_schemes
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.registry import from_json, to_json
 from bert_jax.tasks.task import Task
@@ -309,7 +308,7 @@ def test_real_files_have_their_published_sizes(bert_jax_data, name):
 def test_conll_2003_holds_its_published_entities(bert_jax_data):
     task, files = registry.resolve(AutoTaskConfig(name="conll2003", data_dir=os.fspath(bert_jax_data)))
     found = {
-        split: sum(len(tagging.entities(item.tags)) for item in registry.read(task, path).items)
+        split: sum(len(tag_schemes.entities(item.tags)) for item in registry.read(task, path).items)
         for split, path in files.items()
     }
     assert found == {"train": 23_499, "dev": 5_942, "test": 5_648}

@@ -27,7 +27,8 @@ from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
 from bert_jax.tasks.prediction import predict
 from bert_jax.tasks.reading.inputs import InputRecord
 from bert_jax.tasks.reading.tables import Columns
-from bert_jax.tasks.rows import Example, LabelledWordRows, Sentence, Split
+from bert_jax.tasks.rows import Example, Sentence, Split
+from bert_jax.tasks.word_rows import LabelledWordRows
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 letters = tiny_finetuning.letters  # a fixture
@@ -131,7 +132,8 @@ def test_truncation_is_reported_in_words(tmp_path, letters):
     path = tmp_path / "train.conll"
     path.write_text("abcdefgh\t1\nabcdefghi\t2\n")
     told = measurement.remarks(rows_of(path, letters), TASK)
-    assert told == [f"{path}: 2 words lost tokens to task.max_length=8"]  # of one sentence
+    assert told[0] == f"{path}: 2 words lost tokens to task.max_length=8"  # of one sentence
+    assert told[1:] == [f"{path}: 1 of 1 sentences are longer than task.max_length=8 tokens, and are read in 2 windows"]
 
 
 def test_a_file_without_any_number_is_labelled_only_where_numbers_are_required(tmp_path):

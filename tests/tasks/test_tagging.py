@@ -1,5 +1,6 @@
 """Tagging: files, rows, predictions, the schemes of entity tags, and a model that learns."""
 
+import functools
 import itertools
 import math
 import os
@@ -33,7 +34,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.heads import structured
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import measurement, registry
+from bert_jax.tasks import measurement, registry, tag_schemes
 from bert_jax.tasks.evaluation import evaluate
 from bert_jax.tasks.finetuning import finetune
 from bert_jax.tasks.kinds import tagging
@@ -42,15 +43,13 @@ from bert_jax.tasks.kinds.tagging import (
     TaggingTask,
     TagObjective,
     TagRows,
-    entities,
-    entity_tags,
-    irregular_tags,
 )
 from bert_jax.tasks.metrics import TAGGING_METRICS, compute_metrics
 from bert_jax.tasks.prediction import predict
 from bert_jax.tasks.reading.inputs import InputRecord
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import Sentence, Span, Split, TaskBatch
+from bert_jax.tasks.tag_schemes import entities, entity_tags, irregular_tags
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization import tokenizer as tokenizer_lib
 
@@ -108,8 +107,13 @@ def answers_of(task: Task, rows: TagRows, logits: np.ndarray, crf: dict | None =
     def answer(params: dict, logits: jax.Array, batch: TaskBatch) -> TagAnswer:
         return objective.answers(bind(model, objective.heads, params, Runtime()), logits, batch)
 
+    @jax.jit
+    def joint(params: dict, inputs: tuple) -> TagAnswer:
+        return objective.joint_answers(bind(model, objective.heads, params, Runtime()), inputs)
+
     found = jax.device_get(answer(params, logits.astype(np.float32), batch))
-    return [TagAnswer(*row) for row in zip(*found, strict=True)]
+    by_row = [jax.tree.map(lambda leaf, row=row: leaf[row], found) for row in range(rows.count)]
+    return task.joined(rows, by_row, functools.partial(joint, params))
 
 
 @pytest.mark.parametrize(
@@ -127,8 +131,8 @@ def test_entities_are_those_of_the_file_where_the_labels_lack_beginnings(letters
         ids = task.label_ids(split)
         assert [labels[number] for number in ids] == written
         found = measure(task, task.encode(split, letters), np.array(ids))
-        guessed = tagging.entities(written)
-        right = len({*guessed} & {*tagging.entities(tags)})
+        guessed = tag_schemes.entities(written)
+        right = len({*guessed} & {*tag_schemes.entities(tags)})
         assert (found["precision"], found["recall"]) == (right / len(guessed), right / 4)
         truth = np.array(["I-PER", "B-PER", *file[2:3], "I-LOC", "B-LOC", "I-LOC"])
         assert found["accuracy"] == np.mean(np.array(written) == truth)
@@ -193,17 +197,14 @@ def test_tags_of_a_sentence_in_several_rows_are_a_sequence_of_their_scheme(lette
     task = TaggingTask("own", labels, max_length=5, metrics=("f1",), crf=True)
     split = replace(split_of(*([("ab", "O"), ("c", "O"), ("de", "O"), ("f", "O")] for _ in range(20))), labelled=False)
     rows = task.encode(split, letters)
-    assert rows.count == 40 and not rows.whole.all()
+    assert rows.count == 60 and not rows.whole.all()
     draw = np.random.default_rng(0)
     sizes = {"transitions": (5, 5), "start": 5, "end": 5}
     crf = {name: draw.normal(size=size).astype(np.float32) for name, size in sizes.items()}
     answers = answers_of(task, rows, draw.normal(0, 3, (rows.count, 5, 5)), crf)
-    before = rows.by_sentence([labels[tag] for tag in rows.at_words([answer.tags for answer in answers])])
-    after = [one["tags"] for one in task.predictions(rows, answers)]
-    assert all(re.fullmatch(grammar, "".join(f"{tag} " for tag in tags)) for tags in after)
-    assert any(list(tags) != list(raw) for tags, raw in zip(after, before, strict=True))
-    assert [tagging.entities(tags) for tags in after] == [tagging.entities(tags) for tags in before]
-    crossing = [span for tags in after for span in tagging.entities(tags) if span.first < 2 <= span.end - 1]
+    tags = [one["tags"] for one in task.predictions(rows, answers)]
+    assert all(re.fullmatch(grammar, "".join(f"{tag} " for tag in sentence)) for sentence in tags)
+    crossing = [span for sentence in tags for span in tag_schemes.entities(sentence) if span.first < 2 <= span.end - 1]
     assert crossing  # an entity may cross the border between two rows
 
 
@@ -258,8 +259,9 @@ def test_only_a_word_longer_than_a_row_is_cut(letters):
     rows = TASK.encode(split_of([("abcdefghij", "X"), ("k", "V")]), letters)
     assert letters.tokens(rows.input_ids[:8]) == ["[CLS]", "a", *(f"##{letter}" for letter in "bcdef"), "[SEP]"]
     assert rows.lengths.tolist() == [8, 3] and rows.truncated == 1
-    (said,) = measurement.remarks(rows, TASK)
-    assert said.endswith(": 1 words lost tokens to task.max_length=8")
+    cut, read = measurement.remarks(rows, TASK)
+    assert cut.endswith(": 1 words lost tokens to task.max_length=8")
+    assert read.endswith(": 1 of 1 sentences are longer than task.max_length=8 tokens, and are read in 2 windows")
 
 
 words = st.text("abcdefg\x00", min_size=1, max_size=9)
@@ -267,10 +269,10 @@ sentences = st.lists(st.lists(words, min_size=1, max_size=12), min_size=1, max_s
 
 
 @settings(deadline=None, max_examples=60)
-@given(texts=sentences, max_length=st.integers(8, 16))
-def test_every_word_is_predicted_exactly_once(letters, texts, max_length):
+@given(texts=sentences, max_length=st.integers(8, 16), stride=st.integers(0, 20))
+def test_every_word_is_predicted_exactly_once(letters, texts, max_length, stride):
     split = split_of(*([(word, "NVX"[len(word) % 3]) for word in text] for text in texts))
-    rows = replace(TASK, max_length=max_length).encode(split, letters)
+    rows = replace(TASK, max_length=max_length, doc_stride=stride).encode(split, letters)
     flat = [word for text in texts for word in text]
     assert rows.label_weights.sum() == len(flat) == len(set(zip(rows.word_rows, rows.word_slots, strict=True)))
     assert rows.lengths.max() <= max_length
@@ -288,7 +290,7 @@ def test_every_word_is_predicted_exactly_once(letters, texts, max_length):
 
 def test_a_row_never_holds_words_of_two_sentences(letters):
     rows = TASK.encode(split_of([("a", "X")] * 7, [("b", "X")]), letters)
-    assert rows.lengths.tolist() == [8, 3, 3]
+    assert rows.lengths.tolist() == [8, 6, 3] and rows.items().tolist() == [0, 0, 1]
     assert rows.sentence_offsets.tolist() == [0, 7, 8]
 
 
@@ -437,12 +439,12 @@ def test_labels_are_in_the_order_of_the_classes_that_a_file_names():
     task = replace(TASK, labels=(), metrics=())
     assert task.complete(named).labels == ("O", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
     bilou = replace(split_of([("EU", "U-X"), ("is", "O")]), class_names=("U-X", "O", "B-X", "I-X", "L-X"))
-    assert tagging.with_usual_letters(bilou).class_names == ("S-X", "O", "B-X", "I-X", "E-X")
+    assert tag_schemes.with_usual_letters(bilou).class_names == ("S-X", "O", "B-X", "I-X", "E-X")
     assert task.complete(replace(split, class_names=("O", "X"))).labels[0] == "O"  # not those of this column
     unused = replace(split, class_names=("O", "B-ORG", "B-LOC", "X"))  # which marks no entity
     assert task.complete(unused).labels == ("O", "B-ORG", "B-LOC", "I-LOC", "I-ORG")
     more = replace(bilou, class_names=(*bilou.class_names, "PAD"))
-    assert tagging.with_usual_letters(more).class_names[-1] == "PAD"
+    assert tag_schemes.with_usual_letters(more).class_names[-1] == "PAD"
 
 
 ENTITY_METRICS = ("precision", "recall", "f1")
@@ -521,7 +523,7 @@ def test_tags_without_types_are_those_of_one_type(sentences):
 @given(tags=BILOU)
 def test_bilou_is_iobes_by_other_letters(tags):
     split = Split(Path("train.conll"), (Sentence(tuple("w" * len(tags)), tuple(tags), (1,)),), True)
-    (found,) = tagging.with_usual_letters(split).items
+    (found,) = tag_schemes.with_usual_letters(split).items
     assert found.tags is not None and strictly(list(found.tags), strict.IOBES) == strictly(tags, strict.BILOU)
     if not {tag[0] for tag in tags} & set("LU"):
         assert found.tags == tuple(tags)
@@ -535,7 +537,7 @@ def test_bmes_is_iobes_and_classes_stay_as_they_are():
         (("M-X", "L-X"), ("M-X", "L-X")),
     ]:
         sentences = Sentence(tuple("w" * len(tags)), tags, (1,)), Sentence(("a",), None, ())
-        first, second = tagging.with_usual_letters(Split(Path("train.conll"), sentences, True)).items
+        first, second = tag_schemes.with_usual_letters(Split(Path("train.conll"), sentences, True)).items
         assert first.tags == wanted and second.tags is None
 
 
@@ -543,8 +545,8 @@ def test_tags_without_types_mark_entities_where_they_can():
     assert structured.marks_entities({"O", "B", "I"}) and structured.marks_entities({"O", "I"})
     for classes in ({"B", "I"}, {"O", "S"}, {"O", "B", "M", "E"}, {"I", "E"}):
         assert not structured.marks_entities(classes)
-    assert tagging.closed_set({"O", "I"}) == {"O", "B", "I"}
-    assert tagging.closed_set({"O", "B", "E"}) == set("OBIES")
+    assert tag_schemes.closed_set({"O", "I"}) == {"O", "B", "I"}
+    assert tag_schemes.closed_set({"O", "B", "E"}) == set("OBIES")
     task, path = TaggingTask("own", max_length=8), Path("train.conll")
     split = Split(path, (Sentence(("a", "b"), ("I", "I"), (1, 2)), Sentence(("c", "d"), ("O", "I"), (4, 5))), True)
     task = task.complete(split)
@@ -553,8 +555,8 @@ def test_tags_without_types_mark_entities_where_they_can():
 
 
 def test_a_set_of_tags_is_closed_in_its_scheme():
-    assert tagging.closed_set({"I-X"}) == {"O", "B-X", "I-X"}
-    assert tagging.closed_set({"S-X", "O"}) == {"O", "B-X", "I-X", "E-X", "S-X"}
+    assert tag_schemes.closed_set({"I-X"}) == {"O", "B-X", "I-X"}
+    assert tag_schemes.closed_set({"S-X", "O"}) == {"O", "B-X", "I-X", "E-X", "S-X"}
     assert not structured.marks_entities({"O"}) and not structured.marks_entities({"B-X", "NOUN"})
 
 

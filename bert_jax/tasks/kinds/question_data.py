@@ -1,6 +1,5 @@
 """Questions, contexts and answers: their files, and a row for each window of a context."""
 
-import functools
 import json
 import re
 import unicodedata
@@ -26,6 +25,7 @@ from bert_jax.tasks.reading.tables import (
     read_records,
 )
 from bert_jax.tasks.rows import Split, Taken, TaskRows, Texts, join_pairs
+from bert_jax.tasks.windows import cut_windows
 from bert_jax.tokenization.specification import is_unspaced
 from bert_jax.tokenization.tokenizer import Tokenizer
 
@@ -399,37 +399,3 @@ def encode_questions(
         moved=sum(label.moved for label in labels),
         not_found=int((~known).sum()) if split.labelled else 0,
     )
-
-
-PIECES_AT_ONCE = 4096
-
-
-@functools.lru_cache(maxsize=4096)
-def cut_windows(pieces: int, room: int, stride: int) -> Int32[np.ndarray, "W 4"]:
-    """Cuts a context into windows: first piece, end, and the range of pieces whose best window it is.
-
-    A window has `room` pieces, the last one at most as many, and begins min(room, stride) pieces after the one before
-    it. A piece's context in a window is the number of pieces on its shorter side, plus a hundredth of the window's
-    length; the first window with the most context is the best (run_squad.py, _check_is_max_context). A context without
-    pieces has one empty window.
-    """
-    step = min(stride, room)
-    firsts = np.arange(0, max(pieces - room, 0) + step, step)
-    ends = np.minimum(firsts + room, pieces)
-    best = np.zeros(pieces, np.int64)
-    # At most `most` windows contain a piece. In parts, so that memory grows with the context, not with its square.
-    most = -(-room // step)
-    for start in range(0, pieces, PIECES_AT_ONCE):
-        place = np.arange(start, min(start + PIECES_AT_ONCE, pieces))[:, None]
-        # The first window that contains the piece: the least n with n * step + room > place.
-        lowest = np.maximum(-((room - 1 - place) // step), 0)
-        # The last window may occur several times, which changes nothing, because argmax takes the first maximum.
-        windows = np.minimum(lowest + np.arange(most), len(firsts) - 1)
-        first, end = firsts[windows], ends[windows]
-        sides = np.minimum(place - first, end - 1 - place) + 0.01 * (end - first)
-        sides[(place < first) | (end <= place)] = -np.inf
-        best[place[:, 0]] = np.take_along_axis(windows, sides.argmax(axis=1)[:, None], axis=1)[:, 0]
-    # The pieces whose best window is the same are adjacent.
-    best_firsts = np.searchsorted(best, np.arange(len(firsts)), side="left")
-    best_ends = np.searchsorted(best, np.arange(len(firsts)), side="right")
-    return np.stack([firsts, ends, best_firsts, best_ends], axis=-1).astype(np.int32)

@@ -15,7 +15,7 @@ from jaxtyping import Int64
 from bert_jax.config.finetuning import SpanOptions, SpanPairOptions
 from bert_jax.errors import UserError
 from bert_jax.model.heads import structured
-from bert_jax.tasks.kinds import tagging
+from bert_jax.tasks import tag_schemes
 from bert_jax.tasks.kinds.span_data import (
     CANDIDATES,
     PAIRED,
@@ -183,15 +183,15 @@ class SpanTask(SpanOptions, RawWords, Task[SpannedSentence, SpanRows]):
         """Reads JSON lines or Parquet (read_spans), or CoNLL columns of entity tags."""
         if tables.kind_of_file(path) == "table":
             return read_spans(path, columns, label_required, relations=False)
-        tagged = tagging.with_usual_letters(labelled.read_conll(path, columns, label_required))
-        line = tagging.first_line(tagged, lambda tag: not structured.ENTITY_TAG.fullmatch(tag))
+        tagged = tag_schemes.with_usual_letters(labelled.read_conll(path, columns, label_required))
+        line = tag_schemes.first_line(tagged, lambda tag: not structured.ENTITY_TAG.fullmatch(tag))
         if line is not None:
             raise UserError(
                 f"{path} line {line}: the tag does not mark an entity; expected O, or B-, I-, E- or S- and a type. "
                 "Correct it, or the column (task.label)"
             )
         items = (
-            SpannedSentence(item.words, tuple(tagging.entities(item.tags or ())), (), item.lines[0])
+            SpannedSentence(item.words, tuple(tag_schemes.entities(item.tags or ())), (), item.lines[0])
             for item in tagged.items
         )
         return Split(path, tuple(items), tagged.labelled)

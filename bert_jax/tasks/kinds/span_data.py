@@ -20,8 +20,9 @@ from bert_jax.tasks.labels import check_label
 from bert_jax.tasks.reading.entities import entity_remarks, mark_entities
 from bert_jax.tasks.reading.inputs import checked_text
 from bert_jax.tasks.reading.tables import Column, Columns, is_stored, read_records
-from bert_jax.tasks.rows import Relation, Span, SpannedSentence, Split, Taken, TaskBatch, WordRows, encode_words
+from bert_jax.tasks.rows import Relation, Span, SpannedSentence, Split, Taken, TaskBatch
 from bert_jax.tasks.task import TaskObjective, span_sums
+from bert_jax.tasks.word_rows import WordRows, encode_words
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import binary_sums, classification_sums
 from bert_jax.train.objectives import Counts, Term, Terms

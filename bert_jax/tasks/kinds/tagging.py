@@ -1,13 +1,13 @@
 """Tagging: a tag for every word, such as parts of speech and named entities.
 
-In order: `WordTask`, the base class for all kinds that label words, the schemes of entity tags, the objective,
-`TaggingTask`, its rows, and a baseline.
+In order: `WordTask`, the base class for all kinds that label words, the objective, `TaggingTask`, its rows, and a
+baseline. tasks/tag_schemes.py has the schemes of entity tags.
 """
 
 import functools
-import re
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,10 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int32
-from seqeval.metrics.sequence_labeling import get_entities
+from jaxtyping import Array, Bool, Float, Float32
 
-from bert_jax.config.finetuning import TaggingOptions
+from bert_jax.config.finetuning import TaggingOptions, WordWindows
 from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import structured
@@ -32,17 +31,26 @@ from bert_jax.tasks.reading.labelled import has_conll_columns, read_conll, read_
 from bert_jax.tasks.reading.tables import Columns, ending, is_stored, kind_of_file
 from bert_jax.tasks.rows import (
     IGNORED,
-    LabelledWordRows,
     Sentence,
     Span,
     SpannedSentence,
     Split,
     Taken,
     TaskBatch,
-    encode_words,
     spans,
 )
+from bert_jax.tasks.tag_schemes import (
+    closed_set,
+    entities,
+    entity_tags,
+    first_line,
+    irregular_tags,
+    known_tags,
+    with_entity_tags,
+    with_usual_letters,
+)
 from bert_jax.tasks.task import Description, Rows, SoftClassObjective, Task, TaskObjective, chain_sums
+from bert_jax.tasks.word_rows import LabelledWordRows, encode_words
 from bert_jax.tokenization.specification import is_unspaced
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import PLAIN, ClassCosts, classification_sums
@@ -90,7 +98,7 @@ def _in_pieces(item: Any, tokenizer: Tokenizer) -> Any:
 
 
 @dataclass(frozen=True)
-class WordTask(RawWords, Task[Sentence, Rows]):
+class WordTask(WordWindows, RawWords, Task[Sentence, Rows]):
     """A task with a label for every word."""
 
     def choose_reader(self, path: Path) -> SentenceReader:
@@ -144,135 +152,12 @@ def span_object(sentence: Sentence | SpannedSentence, span: Span, score: float) 
     return prediction | {"words": [span.first, span.end]}
 
 
-# Decodes tags that mark entities (IOB1, IOB2 or BIO, IOBES), and counts tags that break their scheme.
-#
-# Entities are defined as in conlleval, the script of the CoNLL shared tasks (Tjong Kim Sang and De Meulder 2003). It
-# reads all of these schemes and any sequence of their tags: an I-X that does not follow an X also begins an entity.
-# A file with a single type of entity may omit the type (B, I, O), which is then UNTYPED.
-
-
-UNTYPED = "_"  # as in seqeval
-# IOBES with other letters (last, unit; middle), for typed tags.
-_OTHER_LETTERS = (re.compile(r"O|[BILU]-.+"), re.compile(r"O|[BMES]-.+"))
-_USUAL = {"L": "E", "U": "S", "M": "I"}
-
-
-def with_usual_letters(split: Split[Sentence]) -> Split[Sentence]:
-    """Converts BILOU and BMES tags to IOBES; other files are unchanged."""
-    tags = {tag for item in split.items for tag in known_tags(item)}
-    known = any(all(map(pattern.fullmatch, tags)) for pattern in _OTHER_LETTERS)
-    # Tags with only usual letters fit a pattern too, such as IOB the first one.
-    if not known or not any(tag[:1] in _USUAL for tag in tags):
-        return split
-
-    def usual(tag: str) -> str:
-        return _USUAL.get(tag[0], tag[0]) + tag[1:] if tag[1:2] == "-" else tag
-
-    items = (item._replace(tags=item.tags and tuple(map(usual, item.tags))) for item in split.items)
-    return replace(split, items=tuple(items), class_names=tuple(map(usual, split.class_names)))
-
-
-# A typed tag of any scheme; and one in other letters, cases or separators: B_PER, b-per, I:PER.
-_TYPED = re.compile(r"[BIESLUM]-.+")
-_LOOSE = re.compile(r"([BIESLUM])[-_:/|]([^-_:/|].*)", re.IGNORECASE)
-MOSTLY = 0.9  # the share of the tags other than O that must mark entities, for the other ones to be strays
-
-
-def with_entity_tags(split: Split[Sentence], known: Collection[str]) -> Split[Sentence]:
-    """Corrects stray tags in a file whose tags mark entities, with a remark; other files are unchanged.
-
-    A typed tag in another form becomes the usual one (B_PER and b-PER: B-PER). Any other tag becomes O, as conlleval
-    reads it, if there are few; many are only reported. `known` has tags that stay as they are.
-    """
-    counts = Counter(tag for item in split.items for tag in known_tags(item) if tag not in known)
-    typed = {tag for tag in counts if _TYPED.fullmatch(tag)}
-    # Types in other cases are those of the usual tags.
-    types = {tag[2:].casefold(): tag[2:] for tag in sorted(typed)}
-    names = {
-        tag: f"{match[1].upper()}-{types.get(match[2].casefold(), match[2])}"
-        for tag in counts.keys() - typed
-        if (match := _LOOSE.fullmatch(tag))
-    }
-    entity = typed | names.keys()
-    strays = {tag for tag in counts if tag and tag != "O" and tag not in entity}
-    # Files of entity tags have an O. Other tags that happen to look like B-X are left alone.
-    if not entity or not (names or strays) or not {"O", "o", "0"} & (counts.keys() | known):
-        return split
-    marking = sum(counts[tag] for tag in entity)
-    # o and 0 are other spellings of O, so however many there are, they do not show another kind of tags.
-    few = marking >= MOSTLY * (marking + sum(counts[tag] for tag in strays - {"o", "0"}))
-    line = first_line(split, lambda tag: tag in strays or (few and tag in names))
-    if few:
-        names |= dict.fromkeys(strays, "O")
-    found = sorted(names if few else strays)
-    shown = ", ".join(f"{tag!r} as {names[tag]} ({counts[tag]})" if few else f"{tag!r}" for tag in found[:10])
-    shown += " ..." if len(found) > 10 else ""
-    first = f"{sum(counts[tag] for tag in found)} of {counts.total()} tags (the first one in line {line})"
-    if not few:
-        remark = f"{first} do not mark entities as the others do, so metrics compare words: {shown}"
-        return replace(split, remarks=(*split.remarks, remark))
-    remark = f"{first} are read as entity tags (B-X, I-X, O): {shown}"
-    items = (item._replace(tags=item.tags and tuple(names.get(tag, tag) for tag in item.tags)) for item in split.items)
-    class_names = tuple(dict.fromkeys(names.get(name, name) for name in split.class_names))
-    return replace(split, items=tuple(items), class_names=class_names, remarks=(*split.remarks, remark))
-
-
-def known_tags(sentence: Sentence) -> list[str]:
-    """Returns a sentence's tags, without those of words that have none."""
-    return [tag for tag in sentence.tags or () if tag != IGNORED]
-
-
-def first_line(split: Split[Sentence], chosen: Callable[[str], bool]) -> int | None:
-    """Finds the line with a file's first tag for which `chosen` is true; None if there is none."""
-    tags = ((tag, line) for item in split.items for tag, line in zip(item.tags or (), item.lines, strict=False))
-    return next((line for tag, line in tags if chosen(tag)), None)
-
-
-def entities(tags: Sequence[str]) -> list[Span]:
-    """The entities in a sentence's tags, by conlleval's rules. An S-X (unknown to conlleval) is one word."""
-    return [Span(label, first, last + 1) for label, first, last in get_entities(list(tags))]
-
-
-def entity_tags(spans: Sequence[Span], words: int, ends: bool) -> tuple[str, ...]:
-    """IOB2 tags for entities without overlaps, in a sentence with `words` words; with ends, IOBES tags."""
-    tags = ["O"] * words
-    for label, first, last in spans:
-        tags[first:last] = [_tag("I", label)] * (last - first)
-        tags[first] = _tag("B", label)
-        if ends:
-            tags[last - 1] = _tag("S" if last - first == 1 else "E", label)
-    return tuple(tags)
-
-
-def closed_set(tags: Collection[str]) -> set[str]:
-    """All tags for the types in these tags: in IOBES if a tag marks an end, else in IOB2."""
-    types = {tag[2:] or UNTYPED for tag in tags if tag != "O"}
-    return {"O"} | {_tag(mark, name) for name in types for mark in ("BIES" if structured.marks_ends(tags) else "BI")}
-
-
-def irregular_tags(sentences: Sequence[Sequence[str]]) -> int:
-    """Counts the tags in a file that cannot follow the previous one (or end their sentence) in its scheme.
-
-    The scheme is IOBES if a tag marks an end. Otherwise it is IOB1 or IOB2, whichever the file breaks less often,
-    because both use the same tags: in IOB2, an I-X must follow an X; in IOB1, a B-X must.
-    """
-    if structured.marks_ends({tag for tags in sentences for tag in tags}):
-        return sum(structured.breaks_iobes(*pair) for tags in sentences for pair in pairwise(("O", *tags, "O")))
-    # The end of a sentence breaks neither scheme.
-    pairs = [pair for tags in sentences for pair in pairwise(("O", *tags))]
-    return min(sum(breaks(*pair) for pair in pairs) for breaks in (structured.breaks_iob1, structured.breaks_iob2))
-
-
-def _tag(mark: str, label: str) -> str:
-    return mark if label == UNTYPED else f"{mark}-{label}"
-
-
 class TagLabels(NamedTuple):
     """The value of TaskBatch.labels."""
 
     tags: Any  # i32[B,T]
     words: Any  # i32[B,T]: the number of the piece's word in its row, from 1, labelled or not; 0: no word
-    whole: Any  # bool[B,2]: whether the row begins and ends where its sentence does
+    whole: Any  # bool[B,2]: WordRows.whole
 
 
 class TagAnswer(NamedTuple):
@@ -280,13 +165,15 @@ class TagAnswer(NamedTuple):
 
     tags: Any  # i32[T]: ids
     scores: Any  # f32[T]: their probabilities; with a CRF, that of all paths with this tag here
+    logits: Any = None  # f32[T,C], with a CRF: by which the rows of a long sentence are decoded together
 
 
 @dataclass(frozen=True)
 class TagObjective(SoftClassObjective):
     """Cross-entropy for the tags of trained pieces (Devlin et al. 2019, section 5.3).
 
-    With crf, the negative log-likelihood of a row's tags (Lample et al. 2016, section 2.2).
+    With crf, the negative log-likelihood of a row's tags (Lample et al. 2016, section 2.2). The row's chain has the
+    words that it answers for, so a word trains once, however many windows of a long sentence contain it.
     """
 
     tags: int
@@ -325,15 +212,10 @@ class TagObjective(SoftClassObjective):
         """The predicted tag and its probability at each position, [B, T]."""
         words = batch.labels.words
         if self.crf:
-            chain, allowed = model.head("crf"), structured.allowed_by(self.scheme, batch.labels.whole)
             # A word's first piece has another number than the position before it.
             first_pieces = (words > 0) & (words != jnp.pad(words[:, :-1], ((0, 0), (1, 0))))
-            path, _ = chain.decode(outputs, first_pieces, batch.sequence_ids, allowed)
-            # The derivative of the log-partition by a tag's logit is the probability of the tag there.
-            marginals = jax.grad(
-                lambda logits: chain.log_partition(logits, first_pieces, batch.sequence_ids, allowed).sum()
-            )(outputs)
-            return TagAnswer(path, jnp.take_along_axis(marginals, path[..., None], axis=-1)[..., 0])
+            allowed = structured.allowed_by(self.scheme, batch.labels.whole)
+            return self._best_path(model, outputs, first_pieces, allowed)
         shares = jax.nn.softmax(outputs, axis=-1)
         if self.decode == "mean":  # at each position, over all positions of the same word
             same = (words[:, :, None] == words[:, None, :]).astype(shares.dtype)
@@ -341,6 +223,23 @@ class TagObjective(SoftClassObjective):
             sums = jnp.einsum("bts,bsc->btc", same, shares, precision=jax.lax.Precision.HIGHEST)
             shares = sums / same.sum(axis=-1, keepdims=True)
         return TagAnswer(shares.argmax(axis=-1).astype(jnp.int32), shares.max(axis=-1))
+
+    def joint_answers(self, model: Bert, inputs: tuple[Float[Array, "S W C"], Bool[Array, "S W"]]) -> TagAnswer:
+        """With a CRF, the best paths of whole sentences, from the logits of their words and which of these are real."""
+        return self._best_path(model, *inputs, structured.allowed_by(self.scheme))
+
+    def _best_path(
+        self, model: Bert, logits: Float[Array, "B T C"], tagged: Bool[Array, "B T"], allowed: structured.Allowed | None
+    ) -> TagAnswer:
+        # Each row is one chain.
+        chain, sequences = model.head("crf"), jnp.ones(tagged.shape, jnp.int32)
+        path, _ = chain.decode(logits, tagged, sequences, allowed)
+        # The derivative of the log-partition by a tag's logit is the probability of the tag there.
+        marginals = jax.grad(lambda logits: chain.log_partition(logits, tagged, sequences, allowed).sum())(logits)
+        return TagAnswer(path, jnp.take_along_axis(marginals, path[..., None], axis=-1)[..., 0], logits)
+
+
+JOINED = 32  # long sentences that are decoded at once
 
 
 @dataclass(frozen=True)
@@ -350,8 +249,8 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
     label_subwords=first is as in Devlin et al. 2019, section 5.3, `all` as in Jurafsky and Martin, Speech and Language
     Processing, 3rd edition, "Sequence Labeling". decode=mean averages probabilities, not logarithms, as in
     aggregation_strategy="average" of Hugging Face's pipeline, so an export predicts the same tags and one confident
-    piece cannot overrule all others. crf predicts the tags of a row jointly, from the words' first pieces (Lample et
-    al. 2016); sequences that the scheme of entity tags does not allow have probability 0.
+    piece cannot overrule all others. crf predicts the tags of a sentence jointly, from the words' first pieces (Lample
+    et al. 2016); sequences that the scheme of entity tags does not allow have probability 0.
     """
 
     kind = "tagging"
@@ -457,7 +356,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         counted, and interpreted as in conlleval (entities).
         """
         split = self.split_raw(split, tokenizer)
-        words = encode_words(split, tokenizer, self.max_length)
+        words = encode_words(split, tokenizer, self.max_length, self.doc_stride)
         labels, weights = np.zeros(len(words.input_ids), np.int32), np.zeros(len(words.input_ids), np.float32)
         irregular = 0
         if split.labelled:
@@ -476,6 +375,7 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         """Counts words, ignored_words without a tag, and irregular_tags: tags that cannot follow the previous one."""
         path, words = rows.split.path, len(rows.word_rows)
         counts, remarks = super().describe(rows, training)
+        remarks += rows.window_remarks(self.max_length)
         ignored = int((~_tagged(rows.split)).sum()) if rows.split.labelled else 0
         if ignored:
             remarks.append(f"{path}: {ignored} of {words} words have the label {IGNORED}, which stands for none")
@@ -490,6 +390,34 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
     def objective(self) -> TaskObjective:
         scheme = structured.recognize_scheme(self.labels) if self.crf else None
         return TagObjective(len(self.labels), self.decode, self.crf, self.costs, self.layer_mix, scheme)
+
+    def joined(
+        self, rows: "TagRows", answers: Sequence[TagAnswer], decode: Callable[[Any], TagAnswer]
+    ) -> Sequence[TagAnswer]:
+        """With a CRF, decodes a sentence that has several rows as one sequence."""
+        counts = np.bincount(rows.items(), minlength=len(rows.split.items))
+        if not self.crf or counts.max() < 2:
+            return answers
+        joined = list(answers)
+        for row in np.flatnonzero(counts[rows.items()] > 1).tolist():
+            joined[row] = jax.tree.map(np.copy, joined[row])
+        by_length: dict[int, list[list[tuple[int, int]]]] = {}
+        for item in np.flatnonzero(counts > 1):
+            words = slice(*rows.sentence_offsets[item : item + 2])
+            places = list(zip(rows.word_rows[words].tolist(), rows.word_slots[words].tolist(), strict=True))
+            by_length.setdefault(_power_of_two(len(places)), []).append(places)
+        for length, sentences in by_length.items():
+            for part in (sentences[first : first + JOINED] for first in range(0, len(sentences), JOINED)):
+                # Each shape is compiled once, so numbers of sentences are powers of two, too.
+                logits = np.zeros((_power_of_two(len(part)), length, len(self.labels)), np.float32)
+                real = np.zeros(logits.shape[:2], bool)
+                for index, places in enumerate(part):
+                    logits[index, : len(places)] = [answers[row].logits[slot] for row, slot in places]
+                    real[index, : len(places)] = True
+                best = decode((logits, real))
+                for (index, word), (row, slot) in zip(np.argwhere(real), itertools.chain(*part), strict=True):
+                    joined[row].tags[slot], joined[row].scores[slot] = best.tags[index, word], best.scores[index, word]
+        return joined
 
     def measure(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> dict[str, float]:
         """Computes the metrics from the predicted tag at each position.
@@ -552,15 +480,12 @@ class TaggingTask(TaggingOptions, LabelTask[Sentence, "TagRows"], WordTask["TagR
         return tuple("I" + tag[1:] if structured.breaks_iob1(last, tag) else tag for last, tag in pairs)
 
     def _predicted(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> list[str]:
-        """The predicted tags, by word. With a CRF, each sentence's tags obey their scheme.
+        """The predicted tags, by word."""
+        return [self.labels[number] for number in rows.at_words([answer.tags for answer in answers])]
 
-        A CRF covers one row. If a sentence continues in further rows, an entity may be open on one side only; the tags
-        are then rewritten for the entities that conlleval reads in them.
-        """
-        tags = [self.labels[number] for number in rows.at_words([answer.tags for answer in answers])]
-        if not self.crf or not structured.marks_entities(self.labels) or rows.whole.all():
-            return tags
-        return [tag for sentence_tags in rows.by_sentence(tags) for tag in self._in_scheme(sentence_tags)]
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
 
 
 def _tagged(split: Split[Sentence]) -> Bool[np.ndarray, "W"]:
@@ -573,22 +498,6 @@ class TagRows(LabelledWordRows):
     """Rows of words with one tag per word."""
 
     irregular_tags: int  # of the file
-
-    @functools.cached_property
-    def token_words(self) -> Int32[np.ndarray, "N"]:
-        """The token's word, as a number in its row from 1; 0: no word."""
-        # word_rows ascends, so searchsorted gives the first word of the row.
-        numbers = np.arange(len(self.word_rows)) - np.searchsorted(self.word_rows, self.word_rows) + 1
-        words = np.zeros(len(self.input_ids), np.int32)
-        words[spans(self.word_starts, self.word_sizes)] = np.repeat(numbers, self.word_sizes)
-        return words
-
-    @functools.cached_property
-    def whole(self) -> Bool[np.ndarray, "R 2"]:
-        """Whether each row begins with the first word of its sentence, and ends with the last one."""
-        # A row begins its sentence if the row before belongs to another one.
-        sentences = self.items()
-        return np.stack([np.diff(sentences, prepend=-1), np.diff(sentences, append=-1)], axis=1) != 0
 
     def targets(self, taken: Taken) -> tuple[TagLabels, Float32[np.ndarray, "B T"]]:
         tags, weights = super().targets(taken)

@@ -19,8 +19,9 @@ from bert_jax.tasks.metrics import LARGEST, REGRESSION_METRICS, UNDEFINED_OF_ONE
 from bert_jax.tasks.reading import tables
 from bert_jax.tasks.reading.inputs import unit_of_words
 from bert_jax.tasks.reading.tables import Columns
-from bert_jax.tasks.rows import LabelledWordRows, Sentence, Split, TaskBatch, encode_words
+from bert_jax.tasks.rows import Sentence, Split, TaskBatch
 from bert_jax.tasks.task import Description, ScaledObjective, ScaledTask, Task, TaskObjective
+from bert_jax.tasks.word_rows import LabelledWordRows, encode_words
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 # What stands for no number; the word's weight is then 0. The readers turn a null of JSON into an empty text.
@@ -59,7 +60,7 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
         Raises UserError, with file and line, for a value that is neither a number nor in MISSING.
         """
         split = self.split_raw(split, tokenizer)
-        words = encode_words(split, tokenizer, self.max_length)
+        words = encode_words(split, tokenizer, self.max_length, self.doc_stride)
         labels, weights = np.zeros(len(words.input_ids)), np.zeros(len(words.input_ids), np.float32)
         if split.labelled:
             numbers = _numbers(split)
@@ -71,6 +72,7 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
 
     def describe(self, rows: LabelledWordRows, training: bool = False) -> Description:
         numbers, remarks = rows.labels[rows.label_weights > 0], super().describe(rows, training).remarks
+        remarks += rows.window_remarks(self.max_length)
         undefined = " and ".join(name for name in self.metrics if name in UNDEFINED_OF_ONE)
         if rows.split.labelled and np.ptp(numbers) == 0 and undefined:
             remarks += [f"{rows.split.path}: every number is {numbers[0]:g}, so {undefined} are undefined"]
