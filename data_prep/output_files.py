@@ -1,6 +1,6 @@
 """The files in an output: shards in the formats for `build-examples --format`, and SHA256SUMS (docs/data_format.md).
 
-arrow   shards for training (bert_jax/data/shards.py)
+arrow   shards for training (bert_jax/data/shard_file.py)
 tfds    a TensorFlow Datasets folder for other programs: ArrayRecord files, features.json and dataset_info.json.
         `tfds.builder_from_directory(DIR).as_data_source()` reads it. A record is a tf.train.Example with the columns
         of a row, each as one byte string (the TFDS encoding "bytes"). Neither direction needs TensorFlow.
@@ -20,7 +20,7 @@ import numpy as np
 
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import MANIFEST, PARTS
-from bert_jax.data.shards import Corrupt, read_shard, stored_columns, write_shard
+from bert_jax.data.shard_file import Corrupt, read_shard, stored_columns, write_shard
 from bert_jax.errors import UserError
 from bert_jax.storage.files import MARKER, write_atomic
 

@@ -22,7 +22,7 @@ from bert_jax.data.mixture import DIGITS, Mixture, MixtureLoader, MixtureSpec, S
 from bert_jax.data.order import common_lanes
 from bert_jax.data.schedules import StepSchedule, batch_segments
 from bert_jax.data.shards import Dataset, check_trainable, local_copy, open_dataset, open_output
-from bert_jax.data.streaming import StreamedDataset, open_streamed, window_caches
+from bert_jax.data.streaming import open_streamed, window_caches
 from bert_jax.errors import UserError
 from bert_jax.progress import print_note
 from bert_jax.storage.remote import as_address, is_remote
@@ -74,7 +74,7 @@ class PhasedLoader:
         segments = batch_segments(batches, [phase.first for phase in phases])
         # data.cache_bytes streams either all phases or none. They share one number of lanes, because a later phase
         # continues a data set lane by lane, and this number has to divide every phase's batches.
-        streamed = isinstance(phases[0].mixture.dataset, StreamedDataset)
+        streamed = phases[0].mixture.dataset.cache_bytes > 0
         lanes = common_lanes(batches.values) if streamed else 1
         self._caches = window_caches([phase.mixture for phase in phases], lanes, seed)
         # `_reading` is the phase of the latest batch.

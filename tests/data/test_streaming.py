@@ -28,12 +28,13 @@ from tiny_runs import RECIPE, TINY
 
 from bert_jax.commands import build_examples, pretrain
 from bert_jax.config import PretrainConfig, PretrainDataConfig
-from bert_jax.data import order, streaming
+from bert_jax.data import order, ranges
 from bert_jax.data.example import Rows
 from bert_jax.data.phases import PhasedLoader, open_held_out, open_phases
+from bert_jax.data.ranges import RangeFiles
 from bert_jax.data.schedules import batch_schedule
 from bert_jax.data.shards import Dataset, open_dataset
-from bert_jax.data.streaming import Piece, RangeFiles, StreamedDataset, WindowCache, open_streamed
+from bert_jax.data.streaming import WindowCache, open_streamed, window_order
 from bert_jax.errors import RunAgain, UserError
 
 SEED = 3
@@ -187,7 +188,7 @@ def test_a_mixture_has_its_shares_in_every_batch(output, other_output):
 
 def test_a_single_row_is_read_without_its_window(output):
     dataset = open_streamed(str(output), 3e5, "", True, print)
-    order = dataset.order(24, SEED)
+    order = window_order(dataset, 24, SEED)
     with contextlib.closing(WindowCache(order, dataset)) as cache:
         row = cache.read(np.array([500]), ahead=False)
         assert cache.held_bytes == 0
@@ -199,25 +200,24 @@ def test_a_single_row_is_read_without_its_window(output):
 def test_windows_are_read_before_their_rows_are_needed(output, monkeypatch):
     """While the store answers nothing, batches come from the windows in use and from the ones after them."""
     dataset = open_streamed(str(output), 3e5, "", True, print)
-    order, answers = dataset.order(48, SEED), True
-    read, came = dataset.read, Semaphore(0)
+    order, answers = window_order(dataset, 48, SEED), True
+    read, came = dataset.gather, Semaphore(0)
 
-    def answer(piece: Piece, into: Rows) -> None:
+    def answer(indices: np.ndarray, into: Rows | None = None) -> Rows:
         if not answers:
             raise UserError("the store does not answer")
-        read(piece, into)
+        rows = read(indices, into)
         came.release()
+        return rows
 
-    monkeypatch.setattr(dataset, "read", answer)
+    monkeypatch.setattr(dataset, "gather", answer)
     batches = np.arange(dataset.rows // 48 * 48).reshape(-1, 48)
     with contextlib.closing(WindowCache(order, dataset)) as cache:
         cache.read(batches[0])
         firsts = set(order.locate(batches[0])[0].tolist())
         held = firsts | {order.window(first).next for first in firsts}
         windows = [order.window(first) for first in held]
-        begins = np.concatenate([window.begins for window in windows]).tolist()
-        counts = np.concatenate([window.counts for window in windows]).tolist()
-        for _ in (piece for begin, count in zip(begins, counts, strict=True) for piece in dataset.pieces(begin, count)):
+        for _ in range(sum(len(window.begins) for window in windows)):
             assert came.acquire(timeout=60)
         answers = False
         ready = [held.issuperset(order.locate(batch)[0].tolist()) for batch in batches].index(False)
@@ -231,7 +231,7 @@ def test_windows_are_read_before_their_rows_are_needed(output, monkeypatch):
 def test_memory_stays_within_cache_bytes(output):
     """The windows of all lanes together, also where each window has fewer rows than a lane reads at one time."""
     dataset = open_streamed(str(output), 3e5, "", True, print)
-    with contextlib.closing(WindowCache(dataset.order(48, SEED), dataset)) as cache:
+    with contextlib.closing(WindowCache(window_order(dataset, 48, SEED), dataset)) as cache:
         for first in range(0, 2 * dataset.rows, 960):
             cache.read(np.arange(first, first + 960))
             assert 0 < cache.held_bytes <= cache.peak_bytes <= 3e5
@@ -244,11 +244,11 @@ def test_a_store_is_streamed_and_only_small_files_are_copied(output, store, tmp_
     data = PretrainDataConfig(train="gs://bucket/books/train", cache_bytes=3e5, cache_dir=str(tmp_path / "cache"))
     [phase] = open_phases(data)
     dataset = phase.mixture.dataset
-    assert isinstance(dataset, StreamedDataset) and dataset.directory.parent == tmp_path / "cache"
+    assert dataset.cache_bytes == 3e5 and dataset.directory.parent == tmp_path / "cache"
     assert not (dataset.directory / "train").exists() and (dataset.directory / "eval").exists()
     [[held_out]] = open_held_out(PretrainConfig(data=data), [phase])
     assert held_out.dataset.rows == open_dataset(output, "eval").rows
-    assert not isinstance(held_out.dataset, StreamedDataset)
+    assert held_out.dataset.cache_bytes == 0
     for key in ("train", "eval"):  # of a cache without the held-out rows
         other = PretrainDataConfig(
             train=f"gs://bucket/books/{key}",
@@ -319,7 +319,7 @@ def test_a_run_on_streamed_rows_ends_bit_equal_after_kills(output, store, tmp_pa
 
 def test_a_window_larger_than_the_data_set_holds_all_of_it(output):
     dataset = open_streamed(str(output), 1e300, "", True, print)
-    order = dataset.order(48, SEED)
+    order = window_order(dataset, 48, SEED)
     assert order.sizes.window_rows == -(-dataset.rows // 48)
     with contextlib.closing(WindowCache(order, dataset)) as cache:
         read = cache.read(np.arange(dataset.rows))
@@ -337,12 +337,6 @@ def test_rows_read_by_ranges_are_those_of_the_mapped_shards(output):
     for ours, theirs in zip(streamed.gather(numbers), dataset.gather(numbers), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     for ours, theirs in zip(streamed.shard_rows(2), dataset.shard_rows(2), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    across = list(streamed.pieces(390, 500))  # of 400, 417, ... rows
-    assert across == [Piece(0, 390, 10), Piece(1, 0, 417), Piece(2, 0, 73)]
-    rows = streamed.allocate(417)
-    streamed.read(across[1], rows)
-    for ours, theirs in zip(rows, dataset.gather(np.arange(400, 817)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -378,28 +372,29 @@ def refuse(path: str, start: int, end: int) -> bytes:
 
 
 def test_requests_are_exact_and_repeated_if_they_fail(output, store, tmp_path, monkeypatch):
-    monkeypatch.setattr(streaming, "RETRY_SECONDS", (0.01, 0.01))
-    files = streaming.RangeFiles("gs://bucket/books")
+    monkeypatch.setattr(ranges, "RETRY_SECONDS", (0.01, 0.01))
+    files = RangeFiles("gs://bucket/books")
     content = (output / "train/shard-00000.arrow").read_bytes()
+    size = len(content)
     store.requests = store.bytes_read = 0
-    assert bytes(files.read("train/shard-00000.arrow", 100, 50)) == content[100:150]
+    assert bytes(files.read("train/shard-00000.arrow", size, 100, 50)) == content[100:150]
     assert (store.requests, store.bytes_read) == (1, 50)
     store.failures = 2
-    assert bytes(files.read("train/shard-00000.arrow", 3, 9)) == content[3:12]
+    assert bytes(files.read("train/shard-00000.arrow", size, 3, 9)) == content[3:12]
     store.failures = 3
     with pytest.raises(
         RunAgain,
         match=r"^gs://bucket/books/train/shard-00000\.arrow: the connection was reset\. .*run the same",
     ):
-        files.read("train/shard-00000.arrow", 3, 9)
+        files.read("train/shard-00000.arrow", size, 3, 9)
     monkeypatch.setattr(store, "fetch", refuse)
     with pytest.raises(UserError, match=r"ACCESS_DENIED during GetObject\. Check the address and the credentials$"):
-        files.read("train/shard-00000.arrow", 3, 9)
+        files.read("train/shard-00000.arrow", size, 3, 9)
     monkeypatch.undo()
     with pytest.raises(UserError, match="it ends before byte"):
-        files.read("train/shard-00000.arrow", len(content) - 5, 9)
-    with pytest.raises(UserError, match=r"nowhere\.arrow does not exist"):
-        files.read("train/nowhere.arrow", 0, 9)
+        files.read("train/shard-00000.arrow", size, len(content) - 5, 9)
+    with pytest.raises(UserError, match=r"missing shard .*nowhere\.arrow"):
+        files.read("train/nowhere.arrow", size, 0, 9)
 
 
 def test_damage_is_reported_with_the_name_of_the_shard(output, tmp_path):
@@ -410,16 +405,16 @@ def test_damage_is_reported_with_the_name_of_the_shard(output, tmp_path):
     shard.write_bytes(content)
     dataset = open_streamed(str(copy), 1e6, "", True, print)
     with (
-        contextlib.closing(WindowCache(dataset.order(48, 0), dataset)) as cache,
+        contextlib.closing(WindowCache(window_order(dataset, 48, 0), dataset)) as cache,
         pytest.raises(UserError, match=r"damaged shard .*train/shard-00001\.arrow: an id outside of the vocabulary"),
     ):
         cache.read(np.arange(dataset.rows))
     shard.write_bytes(content[:-8])
     with pytest.raises(UserError, match=r"truncated or changed shard .*shard-00001\.arrow: it has \d+ bytes instead"):
-        open_streamed(str(copy), 1e6, "", True, print)
+        open_streamed(str(copy), 1e6, "", True, print).gather(np.array([400]))
     shard.unlink()
     with pytest.raises(UserError, match=r"missing shard .*shard-00001\.arrow"):
-        open_streamed(str(copy), 1e6, "", True, print)
+        open_streamed(str(copy), 1e6, "", True, print).gather(np.array([400]))
     first = copy / "train/shard-00000.arrow"
     first.write_bytes(b"\0" * first.stat().st_size)
     shutil.copy(output / "train/shard-00001.arrow", shard)
@@ -429,14 +424,14 @@ def test_damage_is_reported_with_the_name_of_the_shard(output, tmp_path):
 
 def test_closing_interrupts_the_wait_for_another_attempt(output, store, monkeypatch):
     """A run that ends does not wait until its requests are given up."""
-    monkeypatch.setattr(streaming, "RETRY_SECONDS", (600.0,))
-    files = streaming.RangeFiles("gs://bucket/books")
+    monkeypatch.setattr(ranges, "RETRY_SECONDS", (600.0,))
+    files, size = RangeFiles("gs://bucket/books"), (output / "train/shard-00000.arrow").stat().st_size
     store.failures = 10**9
     errors: list[RunAgain] = []
 
     def read() -> None:
         try:
-            files.read("train/shard-00000.arrow", 0, 9)
+            files.read("train/shard-00000.arrow", size, 0, 9)
         except RunAgain as error:
             errors.append(error)
 

@@ -21,7 +21,8 @@ from bert_jax import pretraining
 from bert_jax.commands import copy_examples
 from bert_jax.data.example import Batch
 from bert_jax.data.phases import PhasedLoader
-from bert_jax.data.shards import open_dataset, write_shard
+from bert_jax.data.shard_file import write_shard
+from bert_jax.data.shards import open_dataset
 from bert_jax.data.streaming import open_streamed
 from bert_jax.storage import remote
 from bert_jax.train.workdir import read_params
