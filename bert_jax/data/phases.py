@@ -5,6 +5,8 @@ A phase reads one data set, or a mixture of several (data/mixture.py). `PhasedLo
 """
 
 import bisect
+import hashlib
+import json
 import os
 import re
 from collections import Counter
@@ -120,12 +122,16 @@ class PhasedLoader:
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
-        """Identify the rows and masks of all sources, by configuration key."""
-        return {
+        """Identify the rows and masks of all sources, and their order if they are streamed, by configuration key."""
+        fingerprints = {
             source_key(phase.key, source.name): fingerprint
             for phase, loader in zip(self._phases, self._loaders, strict=True)
             for source, fingerprint in zip(phase.mixture.sources, loader.fingerprints, strict=True)
         }
+        if self._caches:
+            sizes = sorted((name, *cache.sizes) for name, cache in self._caches.items())
+            fingerprints["data.cache_bytes"] = hashlib.sha256(json.dumps(sizes).encode()).hexdigest()
+        return fingerprints
 
     @property
     def shares(self) -> Mapping[str, float]:

@@ -102,11 +102,13 @@ class _StoredFile:
         self.read = lambda offset, length: _numbered(lambda: read(offset, length))
 
     def read_columns(self, targets: Sequence[memoryview], offsets: Sequence[int]) -> bool:
-        # A request takes as long as all bytes of a block. So one request gets the columns and what is between them.
-        begin = offsets[0]
-        content = memoryview(self.read(begin, offsets[-1] + len(targets[-1]) - begin))
+        # One request gets the columns and what is between them, unless that is more than half of it.
+        begin, end = offsets[0], offsets[-1] + len(targets[-1])
+        together = end - begin <= 2 * sum(map(len, targets))
+        content = memoryview(self.read(begin, end - begin)) if together else memoryview(b"")
         for target, offset in zip(targets, offsets, strict=True):
-            part = content[offset - begin : offset - begin + len(target)]
+            start = offset - begin
+            part = content[start : start + len(target)] if together else self.read(offset, len(target))
             if len(part) != len(target):
                 return False
             target[:] = part

@@ -100,7 +100,7 @@ class Dataset:
         directory: A local folder with the manifest, the tokenizer and, unless there is another `address`, the shards.
         address: The folder or store that holds the shards.
         read: Reads shards if they are in another format than Arrow.
-        cache_bytes: Memory for the windows in which training reads the rows; 0: it permutes all of them.
+        cache_bytes: Memory of this process for the windows in which training reads rows; 0: it permutes all of them.
         memory: The bytes that shards may take in memory; None: half of the machine's memory.
     """
 
@@ -192,6 +192,18 @@ class Dataset:
                 if problem := value_problem(some, self.manifest):
                     raise self._damaged(shard, problem)
         return rows
+
+    def rows_in_blocks(self, numbers: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
+        """Returns the rows with these numbers if all full blocks are counted first, and then the rows after them.
+
+        Without it, the blocks of all shards but the first would begin at any number.
+        """
+        full = self._counts // self.layout.block_rows * self.layout.block_rows
+        starts = self._ends - self._counts
+        counts, starts = np.concatenate([full, self._counts - full]), np.concatenate([starts, starts + full])
+        ends = np.cumsum(counts)
+        piece = np.searchsorted(ends, numbers, side="right")
+        return starts[piece] + numbers - (ends - counts)[piece]
 
     def _copy_mapped(
         self,

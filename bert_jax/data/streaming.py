@@ -4,6 +4,7 @@ data/order.py orders the rows, and `WindowCache` holds windows of rows and loads
 `open_streamed` opens a data set, and `window_caches` divides data.cache_bytes among several.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.array_types import Int64
+from bert_jax.data import order
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import Part, read_manifest
 from bert_jax.data.mixture import Mixture
-from bert_jax.data.order import Window, WindowOrder, window_sizes
+from bert_jax.data.order import WINDOWS_HELD, Window, WindowOrder, WindowSizes, window_sizes
 from bert_jax.data.shards import Dataset, check_trainable, local_copy, open_output
 from bert_jax.errors import UserError
 from bert_jax.storage.remote import is_remote
@@ -24,12 +26,13 @@ _THREADS = 64  # more than cores, because they only wait for the store
 
 
 def window_order(dataset: Dataset, lanes: int, seed: int, share: float = 1.0) -> WindowOrder:
-    """Returns the order of a data set's rows in training, with windows that take a share of its cache_bytes.
+    """Returns the order of a data set's rows in training, with windows that take a share of the memory for windows.
 
     Raises:
-        UserError: There are fewer rows than lanes, or windows are too small.
+        UserError: There are fewer rows than lanes.
     """
-    sizes = window_sizes(dataset.rows, lanes, dataset.layout.row_bytes, dataset.cache_bytes, dataset.address, share)
+    window_bytes = share * order.WINDOW_BYTES
+    sizes = window_sizes(dataset.rows, lanes, dataset.layout.row_bytes, window_bytes, dataset.address)
     return WindowOrder(dataset.rows, sizes, seed, dataset.fingerprint)
 
 
@@ -57,8 +60,8 @@ class WindowCache:
     not ascend within their lane, windows are loaded more than once, but the rows are the same.
     """
 
-    def __init__(self, order: WindowOrder, dataset: Dataset) -> None:
-        self._order, self._dataset = order, dataset
+    def __init__(self, window_order: WindowOrder, dataset: Dataset, share: float = 1.0) -> None:
+        self._order, self._dataset, self._share = window_order, dataset, share
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="windows")
         # By number % lanes. WindowOrder counts lanes from the first row of every epoch. So a lane has another key in
         # every epoch, but a process still reads the same numbers.
@@ -72,15 +75,16 @@ class WindowCache:
             ahead: Whether to load windows. False reads every row by itself.
 
         Raises:
-            UserError: A shard cannot be read.
+            UserError: A shard cannot be read, or the windows exceed the memory for them.
         """
         if not ahead:
-            return self._dataset.gather(self._order.row_numbers(numbers))
+            return self._dataset.gather(self._dataset.rows_in_blocks(self._order.row_numbers(numbers)))
         out = self._dataset.layout.allocate(numbers.size)
         windows, places = self._order.locate(numbers)
         # A window's `first` ascends within its lane, so unique() also puts the windows in their order of use.
         firsts, inverse = np.unique(windows, return_inverse=True)
         lanes, lane_starts = np.unique(firsts % self._order.sizes.lanes, return_index=True)
+        self._check_memory(len(lanes))
         # Threads work in the order of requests: first the windows to read now, then the next window of every lane.
         for index in lane_starts.tolist():
             self._advance(int(firsts[index]))
@@ -101,6 +105,11 @@ class WindowCache:
         return out
 
     @property
+    def sizes(self) -> WindowSizes:
+        """How an epoch is divided."""
+        return self._order.sizes
+
+    @property
     def held_bytes(self) -> int:
         """The memory held by all windows, loading ones included."""
         windows = (loading.window for held in self._held.values() for loading in held)
@@ -118,6 +127,16 @@ class WindowCache:
         # Interrupting retries first keeps shutdown(), which waits for running reads, from waiting half a minute.
         self._dataset.close()
         self._threads.shutdown(cancel_futures=True)
+
+    def _check_memory(self, lanes: int) -> None:
+        """Raises UserError if the longest windows of so many lanes exceed this data set's share of cache_bytes."""
+        longest = WINDOWS_HELD * self._order.sizes.window_rows * self._dataset.layout.row_bytes
+        if lanes * longest > self._dataset.cache_bytes * self._share:
+            raise UserError(
+                f"data.cache_bytes={self._dataset.cache_bytes:g} is too small for the windows of "
+                f"{self._dataset.address} that this process reads. Use at least --config.data.cache_bytes="
+                f"{math.ceil(lanes * longest / self._share)}, or more processes, which share the windows"
+            )
 
     def _advance(self, first: int) -> _Loading:
         """Returns the window that begins with this number, and frees earlier windows of its lane."""
@@ -143,7 +162,8 @@ class WindowCache:
         for begin, count in zip(window.begins.tolist(), window.counts.tolist(), strict=True):
             # Every piece fills its own rows of the window, so threads need no lock.
             into = slice_rows(rows, place, place + count)
-            futures.append(self._threads.submit(self._dataset.gather, np.arange(begin, begin + count), into))
+            indices = self._dataset.rows_in_blocks(np.arange(begin, begin + count))
+            futures.append(self._threads.submit(self._dataset.gather, indices, into))
             place += count
         self._held[lane].append(_Loading(window, rows, futures))
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
@@ -167,7 +187,7 @@ def window_caches(mixtures: Sequence[Mixture], lanes: int, seed: int) -> dict[st
                 shares[dataset.fingerprint] = min(share, shares.get(dataset.fingerprint, 1.0))
     # All orders are made before any cache, so that no threads run if an order is refused.
     orders = {name: window_order(dataset, lanes, seed, shares[name]) for name, dataset in datasets.items()}
-    return {name: WindowCache(order, datasets[name]) for name, order in orders.items()}
+    return {name: WindowCache(each, datasets[name], shares[name]) for name, each in orders.items()}
 
 
 def open_streamed(
