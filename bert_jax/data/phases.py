@@ -19,7 +19,7 @@ import numpy as np
 from bert_jax.config import MaskingConfig, PretrainConfig, PretrainDataConfig
 from bert_jax.data import schedules
 from bert_jax.data.example import Batch
-from bert_jax.data.manifest import MANIFEST, PARTS, Part, parse_manifest
+from bert_jax.data.manifest import MANIFEST, PARTS, Part, parse_manifest, parse_shard_table
 from bert_jax.data.mixture import DIGITS, Mixture, MixtureLoader, MixtureSpec, Source, read_mixture
 from bert_jax.data.order import common_lanes
 from bert_jax.data.schedules import StepSchedule, batch_segments
@@ -242,7 +242,7 @@ def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> 
     """Opens all phases' training shards.
 
     Args:
-        only_manifests: Whether to read nothing but manifests if shards are in a store.
+        only_manifests: Whether to read nothing but manifests and tables of shards if these are in a store.
 
     Raises:
         UserError: A key is missing or invalid, shards are unreadable, or sources cannot be mixed.
@@ -269,11 +269,13 @@ def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> 
         sources[key] = first, spec
 
     def opened(folder: str) -> Dataset:
-        # A plan needs nothing but the manifest, so no shard is copied from the store for it.
+        # A plan needs nothing but the manifest and the table of shards, so no shard is copied from the store for it.
         if only_manifests and is_remote(folder):
             output, part = open_output(folder)
             manifest = parse_manifest(output.read(MANIFEST), f"{output.address}/{MANIFEST}")
-            dataset = Dataset(Path(output.address), part or "train", manifest)
+            table = manifest["shards"]["table"]
+            shards = parse_shard_table(output.read(table), manifest, f"{output.address}/{table}")
+            dataset = Dataset(Path(output.address), part or "train", manifest, shards=shards)
             check_trainable(dataset)
             return dataset
         if only_manifests:

@@ -1,8 +1,8 @@
 """Data sets: the rows of all shards in a part of a build-examples output (docs/data_format.md).
 
-`open_dataset` opens a part (train or eval) as a `Dataset`. It reads the manifest only; a shard is opened, and its size
-checked, when one of its rows is first requested. `local_copy` copies outputs from object stores, and `open_tfds` opens
-TFDS data sets without TensorFlow.
+`open_dataset` opens a part (train or eval) as a `Dataset`. It reads only the table of shards; a shard is opened, and
+its size checked, when one of its rows is first requested. `local_copy` copies outputs from object stores, and
+`open_tfds` opens TFDS data sets without TensorFlow.
 """
 
 import functools
@@ -24,8 +24,11 @@ from bert_jax.data.manifest import (
     PAIRS,
     PARTS,
     Part,
+    ShardTable,
     parse_manifest,
+    parse_shard_table,
     read_manifest,
+    read_shard_table,
     read_unigram_counts,
 )
 from bert_jax.data.masking.rule import MaskingRule
@@ -41,19 +44,11 @@ from bert_jax.tokenization.vocabulary import load as load_vocabulary
 Reader = Callable[[Mapping[str, Any]], Callable[[Path], Rows]]
 
 
-def check_sizes(
-    directory: str | Path, shards: Sequence[Mapping[str, Any]], sizes: Mapping[str, int] | None = None
-) -> None:
-    """Raises UserError for the first shard that is missing or has another size than in the manifest.
-
-    Args:
-        sizes: The sizes of the files in a store, by name; None: the directory is on disk.
-    """
-    for shard in shards:
-        # pathlib is as slow as stat, which counts for thousands of shards.
-        path = os.path.join(directory, shard["name"])
-        size = _size(path) if sizes is None else sizes.get(shard["name"])
-        if problem := size_problem(path, size, shard["bytes"]):
+def check_sizes(directory: str | Path, shards: ShardTable) -> None:
+    """Raises UserError for the first shard that is missing or has another size than in the table."""
+    for name, stated in zip(shards.names.tolist(), shards.bytes.tolist(), strict=True):
+        path = os.path.join(directory, name)  # pathlib is as slow as stat, which counts for thousands of shards
+        if problem := size_problem(path, _size(path), stated):
             raise UserError(problem)
 
 
@@ -98,6 +93,7 @@ class Dataset:
 
     Args:
         directory: A local folder with the manifest, the tokenizer and, unless there is another `address`, the shards.
+        shards: The table of all shards; None: it is read from the directory.
         address: The folder or store that holds the shards.
         read: Reads shards if they are in another format than Arrow.
         cache_bytes: Memory of this process for the windows in which training reads rows; 0: it permutes all of them.
@@ -110,6 +106,7 @@ class Dataset:
         part: Part,
         manifest: Mapping[str, Any],
         *,
+        shards: ShardTable | None = None,
         address: str = "",
         read: Callable[[Path], Rows] | None = None,
         cache_bytes: float = 0.0,
@@ -119,7 +116,7 @@ class Dataset:
         self.address = address or as_address(directory)
         self.part, self.cache_bytes = part, cache_bytes
         self.manifest = dict(manifest)
-        self.shards = [shard for shard in manifest["shards"] if shard["name"].startswith(f"{part}/")]
+        self.shards = (read_shard_table(directory, manifest) if shards is None else shards).part(part)
         self.counts: Mapping[str, Any] = manifest["parts"][part]  # such as rows and tokens
         self.labelled = manifest["objective"] in PAIRS  # whether sequences are labelled pairs
         self.seq_len: int = manifest["seq_len"]
@@ -132,15 +129,14 @@ class Dataset:
         self.layout = ShardLayout(manifest)
         # _ends[s] is the index of the first row after shard s. searchsorted with side="right" thus finds a row's shard,
         # and never finds an empty shard.
-        self._counts = np.array([shard["rows"] for shard in self.shards], np.int64)
-        self._ends = np.cumsum(self._counts)
-        self.rows = int(self._ends[-1]) if self.shards else 0
+        self._ends = np.cumsum(self.shards.rows)
+        self.rows = int(self._ends[-1]) if len(self.shards) else 0
         # The fingerprint identifies rows, not a place: a copy in another folder has the same one.
-        digest = hashlib.sha256()
-        for shard in self.shards:
-            digest.update(f"{shard['name']} {shard['rows']} {shard['sha256']}\n".encode())
-        self.fingerprint = digest.hexdigest()
-        size, fits = sum(shard["bytes"] for shard in self.shards), total_memory() / 2 if memory is None else memory
+        hashes = map(self.shards.sha256, range(len(self.shards)))
+        facts = zip(self.shards.names.tolist(), self.shards.rows.tolist(), hashes, strict=True)
+        lines = "".join(f"{name} {rows} {sha256}\n" for name, rows, sha256 in facts)
+        self.fingerprint = hashlib.sha256(lines.encode()).hexdigest()
+        size, fits = int(self.shards.bytes.sum()), total_memory() / 2 if memory is None else memory
         if manifest["format"] == "arrow":
             read = None
         self._reads_whole = read is not None
@@ -172,14 +168,14 @@ class Dataset:
         order = np.argsort(indices, kind="stable")
         shards = np.searchsorted(self._ends, indices[order], side="right")
         numbers, begins = np.unique(shards, return_index=True)
-        local = indices[order] - (self._ends - self._counts)[shards]
+        local = indices[order] - (self._ends - self.shards.rows)[shards]
         columns = [column for column in rows if column is not None]
         if self._reads_whole:
             self._copy_mapped(columns, order, numbers, begins, [local] * len(columns))
         else:
             for shard in numbers[self._begins[numbers] == 0].tolist():
                 self._open(shard)
-            offsets = self.layout.offsets(self._begins[shards], self._headers[shards], self._counts[shards], local)
+            offsets = self.layout.offsets(self._begins[shards], self._headers[shards], self.shards.rows[shards], local)
             if self.mapped:
                 self._copy_mapped(columns, order, numbers, begins, offsets)
             else:
@@ -198,9 +194,9 @@ class Dataset:
 
         Without it, the blocks of all shards but the first would begin at any number.
         """
-        full = self._counts // self.layout.block_rows * self.layout.block_rows
-        starts = self._ends - self._counts
-        counts, starts = np.concatenate([full, self._counts - full]), np.concatenate([starts, starts + full])
+        full = self.shards.rows // self.layout.block_rows * self.layout.block_rows
+        starts = self._ends - self.shards.rows
+        counts, starts = np.concatenate([full, self.shards.rows - full]), np.concatenate([starts, starts + full])
         ends = np.cumsum(counts)
         piece = np.searchsorted(ends, numbers, side="right")
         return starts[piece] + numbers - (ends - counts)[piece]
@@ -244,22 +240,20 @@ class Dataset:
         starts = zip(*(offset[runs].tolist() for offset in offsets), strict=True)
         each = zip(shards[runs].tolist(), order[runs].tolist(), lengths, starts, strict=True)
         for shard, place, rows, begins in each:
-            entry = self.shards[shard]
             parts = [
                 target[place * width : (place + rows) * width] for target, width in zip(targets, widths, strict=True)
             ]
-            self._files.read_columns(entry["name"], entry["bytes"], parts, begins)
+            self._files.read_columns(*self._file(shard), parts, begins)
 
     def _open(self, shard: int) -> None:
         """Finds a shard's columns. Raises UserError if it is missing, has a wrong size or is damaged."""
-        entry = self.shards[shard]
-        rows, size = entry["rows"], entry["bytes"]
+        (name, size), rows = self._file(shard), int(self.shards.rows[shard])
         mapped, framing = self._map(shard) if self.mapped else None, self._framing
 
         def read(offset: int, length: int) -> memoryview:
             if mapped is not None:
                 return mapped[offset : offset + length]
-            return self._files.read(entry["name"], size, offset, length)
+            return self._files.read(name, size, offset, length)
 
         # Shards by one version of pyarrow share their framing, which is then read once. Any other one is read, too.
         same = framing is not None and self.layout.file_bytes(rows, framing) == size
@@ -273,18 +267,23 @@ class Dataset:
         self._headers[shard] = framing.header
         self._begins[shard] = len(framing.schema)
 
+    def _file(self, shard: int) -> tuple[str, int]:
+        """Returns a shard's name and size."""
+        return str(self.shards.names[shard]), int(self.shards.bytes[shard])
+
     def _map_shard(self, shard: int) -> memoryview:
-        return map_file(os.path.join(self.address, self.shards[shard]["name"]), self.shards[shard]["bytes"])
+        name, size = self._file(shard)
+        return map_file(os.path.join(self.address, name), size)
 
     def _map_values(self, shard: int) -> list[np.ndarray]:
         return overlapping_values(self._map(shard), self.layout.widths)
 
     def _read_whole(self, read: Callable[[Path], Rows], shard: int) -> list[np.ndarray]:
         """Reads a shard in another format. Returns an array for each column: element i is the value of row i."""
-        path, problem = self.directory / self.shards[shard]["name"], None
+        path, problem = self.directory / self.shards.names[shard], None
         try:
             rows = read(path)
-            problem = layout_problem(rows, self.shards[shard]["rows"], self.manifest)
+            problem = layout_problem(rows, int(self.shards.rows[shard]), self.manifest)
         except Corrupt as error:
             problem = str(error)
         except FileNotFoundError:
@@ -299,14 +298,14 @@ class Dataset:
 
     def _damaged(self, shard: int, problem: str) -> UserError:
         return UserError(
-            f"damaged shard {self.address}/{self.shards[shard]['name']}: {problem}. {AGAIN} "
+            f"damaged shard {self.address}/{self.shards.names[shard]}: {problem}. {AGAIN} "
             f"(to list all damage: bert-jax inspect-shards {self.address} --verify)"
         )
 
     def shard_rows(self, shard: int) -> Rows:
         """Returns a copy of a shard's rows. Raises UserError if it cannot be read."""
         end = int(self._ends[shard])
-        return self.gather(np.arange(end - self.shards[shard]["rows"], end))
+        return self.gather(np.arange(end - int(self.shards.rows[shard]), end))
 
     def close(self) -> None:
         """Interrupts threads that wait for their next attempt to read."""
@@ -367,19 +366,25 @@ def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callabl
         if not wait_for_lock(lock):
             raise UserError(f"data.cache_dir={cache_dir} is on a file system without locks; choose one on a local disk")
         # The lock makes processes that share the cache wait here. They then find the files of the first one.
-        prefixes = tuple(f"{part}/" for part in ((chosen,) if chosen else parts))
-        shards = {shard["name"]: shard for shard in manifest["shards"] if shard["name"].startswith(prefixes)}
+        table_name = manifest["shards"]["table"]
+        table_content = source.read(table_name)
+        table = parse_shard_table(table_content, manifest, f"{source.address}/{table_name}")
+        chosen_shards = [table.part(part) for part in ((chosen,) if chosen else parts)]
+        hashes = {name: shards.sha256(i) for shards in chosen_shards for i, name in enumerate(shards.names.tolist())}
         # A name from a store must not lead out of the cache.
         others = [name for name in source.names("tokenizer") if ".." not in name.split("/")]
-        sizes = {name: shard["bytes"] for name, shard in shards.items()}
+        sizes = {
+            name: size
+            for shards in chosen_shards
+            for name, size in zip(shards.names.tolist(), shards.bytes.tolist(), strict=True)
+        }
         sizes |= {name: source.size(name) for name in [*others, manifest["unigram_counts"]]}
         # A file with the right size is complete, because write_atomic renames a file only once it is whole.
         missing = [name for name, size in sizes.items() if _size(folder / name) != size]
 
         def fetch(name: str) -> None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            digest = shards[name]["sha256"] if name in shards else None
-            write_atomic(folder / name, source.verified_blocks(name, digest, sizes[name]))
+            write_atomic(folder / name, source.verified_blocks(name, hashes.get(name), sizes[name]))
 
         if missing:
             megabytes = sum(sizes[name] for name in missing) / 1e6
@@ -388,6 +393,7 @@ def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callabl
             list(pool.map(fetch, missing))
         # The manifest comes last, because a folder with a manifest counts as complete.
         if not (folder / MANIFEST).exists():
+            write_atomic(folder / table_name, table_content)
             write_atomic(folder / MANIFEST, content)
     return str(folder / chosen) if chosen else str(folder)
 
