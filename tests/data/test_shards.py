@@ -13,14 +13,17 @@ import pytest
 from pyarrow import fs
 
 from bert_jax.config import PretrainConfig, PretrainDataConfig
+from bert_jax.data import ranges, shard_file
 from bert_jax.data.example import Rows
-from bert_jax.data.manifest import COUNTED, PARTS, read_manifest, read_unigram_counts
+from bert_jax.data.manifest import COUNTED, PARTS, SCHEMA_VERSION, ShardTable, read_manifest, read_unigram_counts
 from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.data.phases import open_held_out, open_phases
-from bert_jax.data.shards import local_copy, open_dataset, read_shard, write_shard
+from bert_jax.data.shard_file import ShardLayout, read_shard, write_shard
+from bert_jax.data.shards import Dataset, local_copy, open_dataset
 from bert_jax.errors import UserError
 from bert_jax.storage import remote
 from bert_jax.tokenization.vocabulary import Vocabulary
+from tests.helpers import shard_tables
 
 SEQ_LEN, MOST = 16, 3
 
@@ -60,7 +63,7 @@ def write_output(directory: Path, counts: list[int], static: bool = False) -> Ro
         shards.append({"name": name} | write_shard(directory / name, parts[-1])._asdict())
     held = dict.fromkeys(COUNTED, 0) | {"skipped": {}}
     manifest = {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "format": "arrow",
         "objective": "nsp",
         "seed": 0,
@@ -83,10 +86,9 @@ def write_output(directory: Path, counts: list[int], static: bool = False) -> Ro
             **MaskingRule("token").to_manifest(),
         },
         "tokenizer": {"hash": "0" * 64, "vocab_size": 100, "lowercase": True},
-        "shards": shards,
         "versions": {},
     }
-    (directory / "manifest.json").write_text(json.dumps(manifest))
+    shard_tables.replace(directory, shards, manifest)
     columns = zip(*parts, strict=True)
     return Rows(*(None if column[0] is None else np.concatenate(column) for column in columns))
 
@@ -128,6 +130,54 @@ def test_gather_gives_the_rows_asked_for_in_order(tmp_path: Path, static: bool) 
         got = dataset.gather(indices)
         assert_rows_equal(got, Rows(*(None if column is None else column[indices] for column in everything)))
         assert all(column is None or (column.flags.c_contiguous and column.flags.writeable) for column in got)
+
+
+def test_ranges_of_files_give_the_rows_that_mappings_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards that exceed the memory, of several blocks each, with fewer open files than shards."""
+    monkeypatch.setattr(shard_file, "BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr(ranges, "OPEN_FILES", 3)
+    everything = write_output(tmp_path, [5, 1, 100, 3, *[17] * 20])
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    dataset = Dataset(tmp_path, "train", read_manifest(tmp_path), memory=0.0)
+    assert not dataset.mapped and open_dataset(tmp_path, "train").mapped
+    generator = np.random.default_rng(0)
+    for indices in (generator.integers(0, dataset.rows, 300), np.arange(dataset.rows), np.arange(0)):
+        wanted = Rows(*(None if column is None else column[indices] for column in everything))
+        assert_rows_equal(dataset.gather(indices), wanted)
+        assert_rows_equal(open_dataset(tmp_path, "train").gather(indices), wanted)
+    assert_rows_equal(
+        dataset.shard_rows(2), Rows(*(None if column is None else column[6:106] for column in everything))
+    )
+    if before:
+        assert len(os.listdir("/proc/self/fd")) <= before + 4
+    dataset.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts the bytes read from the disk in /proc")
+def test_a_row_of_shards_that_exceed_the_memory_reads_few_pages(tmp_path: Path) -> None:
+    """At most 16 KB a row, on average over rows of which no page is in memory."""
+    write_output(tmp_path, [1])
+    manifest = json.loads((tmp_path / "manifest.json").read_text()) | {"seq_len": 128}
+    rows = ShardLayout(manifest).allocate(250_000)
+    for column in rows[:5]:
+        column[:] = 0
+    shard = {"name": "train/shard-00000.arrow", **write_shard(tmp_path / "train/shard-00000.arrow", rows)._asdict()}
+    manifest["shards"] = [shard]
+    descriptor = os.open(tmp_path / shard["name"], os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    dataset, read = Dataset(tmp_path, "train", manifest, memory=shard["bytes"] - 1.0), bytes_read()
+    dataset.gather(np.random.default_rng(0).integers(0, dataset.rows, 200))
+    if not bytes_read() - read:
+        pytest.skip("the folder is in memory")
+    assert bytes_read() - read <= 200 * 16_000
+
+
+def bytes_read() -> int:
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
 @pytest.mark.parametrize("index", [-1, 5])
@@ -189,10 +239,11 @@ def test_dataset_has_the_values_of_the_manifest(shards_dir: Path) -> None:
     [
         (lambda folder: (folder / "manifest.json").unlink(), r"no manifest\.json"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "not valid JSON"),
-        (lambda folder: (folder / "manifest.json").write_text('{"schema_version": 1}'), "format is missing"),
+        (lambda folder: (folder / "manifest.json").write_text('{"schema_version": 2}'), "format is missing"),
         (lambda folder: edit_manifest(folder, schema_version=99), "schema_version 99"),
+        (lambda folder: edit_manifest(folder, schema_version=1), "schema_version 1, .* Build the examples again"),
         (lambda folder: edit_manifest(folder, seq_len=SEQ_LEN * 2), "column input_ids"),
-        (lambda folder: edit_manifest(folder, shards=[]), "lower --eval_fraction"),
+        (lambda folder: shard_tables.replace(folder, []), "lower --eval_fraction"),
         (lambda folder: (folder / "train" / "shard-00000.arrow").unlink(), r"missing shard .*shard-00000\.arrow"),
         (
             lambda folder: os.truncate(folder / "train" / "shard-00001.arrow", 9),
@@ -205,7 +256,49 @@ def test_a_damaged_output_is_refused(tmp_path: Path, damage: Callable[[Path], ob
     write_output(tmp_path / "out", [4, 4])
     damage(tmp_path / "out")
     with pytest.raises(UserError, match=told):
-        open_dataset(tmp_path / "out", "train").gather(np.array([0]))
+        open_dataset(tmp_path / "out", "train").gather(np.arange(8))
+
+
+def rename(folder: Path, name: str) -> None:
+    first, *others = shard_tables.entries(folder)
+    shard_tables.replace(folder, [first | {"name": name}, *others])
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda folder: (folder / "shards.arrow").unlink(), r"missing .*shards\.arrow\. Copy the folder again"),
+        (
+            lambda folder: os.truncate(folder / "shards.arrow", 50),
+            r"damaged .*shards\.arrow: its sha256 is not",
+        ),
+        (lambda folder: rename(folder, "../a.arrow"), r"'\.\./a\.arrow' is not the name of a file in the folder"),
+        (lambda folder: rename(folder, "train/../../a"), r"'train/\.\./\.\./a' is not the name of"),
+        (lambda folder: rename(folder, "train/a\neval/b"), r"'train/a\\neval/b' is not the name of"),
+        (lambda folder: rename(folder, "/tmp/a"), r"'/tmp/a' is not the name of"),
+    ],
+)
+def test_a_damaged_table_of_shards_is_refused_in_a_line(
+    tmp_path: Path, damage: Callable[[Path], object], told: str
+) -> None:
+    write_output(tmp_path, [4, 4])
+    damage(tmp_path)
+    with pytest.raises(UserError, match=told) as caught:
+        open_dataset(tmp_path, "train")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_with_impossible_rows_or_of_other_columns_is_refused(tmp_path: Path) -> None:
+    write_output(tmp_path, [4, 4])
+    shards = shard_tables.entries(tmp_path)
+    shard_tables.replace(tmp_path, [shards[0] | {"rows": -1}, shards[1]])
+    with pytest.raises(UserError, match=r"shards\.arrow: a shard has an impossible number of rows"):
+        open_dataset(tmp_path, "train")
+    content = (tmp_path / "train" / "shard-00000.arrow").read_bytes()  # an Arrow file, but of rows
+    (tmp_path / "shards.arrow").write_bytes(content)
+    edit_manifest(tmp_path, shards=ShardTable.of_entries([]).summary(content))
+    with pytest.raises(UserError, match="it is not a table of name, rows, bytes and sha256"):
+        open_dataset(tmp_path, "train")
 
 
 @pytest.mark.parametrize(
@@ -220,9 +313,9 @@ def test_a_damaged_output_is_refused(tmp_path: Path, damage: Callable[[Path], ob
         (("masking", "reorder_rate"), "0", r"masking\.reorder_rate is '0'"),
         (("format",), None, "format is missing"),
         (("parts", "eval", "rows"), None, r"parts\.eval\.rows is missing"),
-        (("shards",), "x", "shards is not a list"),
-        (("shards", 0, "bytes"), "many", r"shards\[0\]\.bytes is 'many'"),
-        (("shards", 0, "rows"), 2**70, rf"shards\[0\]\.rows is {2**70}"),
+        (("shards",), "x", "shards is not an object"),
+        (("shards", "count"), "many", r"shards\.count is 'many'"),
+        (("shards", "table"), "../shards.arrow", "'../shards.arrow' is not the name of a file"),
         (("skipped_reading",), [], "skipped_reading is not an object"),
         (("skipped_reading",), {"duplicate": "x"}, r"skipped_reading\.duplicate is 'x'"),
         (("counts", "used"), "7", r"counts\.used is '7'"),
@@ -373,10 +466,10 @@ def test_only_requested_parts_are_copied(store, copy):
     assert not (there.parent / "train").exists()
     assert open_dataset(there, "train").part == "eval"
     with pytest.raises(UserError, match="missing shard"):
-        open_dataset(there.parent, "train")
+        open_dataset(there.parent, "train").gather(np.array([0]))
     _, lines = copy("gs://bucket/books")
     assert len(lines) == 1
-    open_dataset(there.parent, "train")
+    open_dataset(there.parent, "train").gather(np.array([0]))
 
 
 def test_a_truncated_or_missing_file_is_copied_again(store, copy):
