@@ -86,6 +86,7 @@ def test_scores_are_those_of_masking_by_hand(loaded, masking):
         assert scores[text] == pytest.approx(by_hand(loaded, words, masking), abs=1e-4), text
 
 
+@pytest.mark.slow
 def test_words_of_byte_pairs_hold_their_space(tmp_path):
     byte_pairs(tmp_path, ["Ġ c", "a t"])
     bpe = tokenizer.load(tmp_path)
@@ -98,6 +99,7 @@ def test_words_of_byte_pairs_hold_their_space(tmp_path):
         assert score(loaded, ["ab cat, at"], masking) == [pytest.approx(expected, abs=1e-4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masking", MASKINGS)
 def test_a_score_depends_on_its_text_alone(loaded, masking, monkeypatch):
     together = score(loaded, TEXTS, masking)
