@@ -68,7 +68,7 @@ notebooks: $(VENV)/installed-dev
 onnx: $(ONNX)/installed
 	$(ONNX)/bin/python -m pytest -q --durations=5 tests/interop/test_onnx.py
 
-# Exports as the programs that people use open them: transformers, sentence-transformers, peft, fastembed.
+# Exports as the programs that people use open them: transformers, sentence-transformers, peft, fastembed, minicons.
 peers: $(PEERS)/installed
 	$(PEERS)/bin/python -m pytest -m "not accelerator" -q --durations=5 tests/interop/test_peers.py \
 		tests/interop/test_huggingface.py tests/interop/test_huggingface_families.py tests/interop/test_peft.py \
@@ -126,7 +126,7 @@ $(PEERS)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,onnx]' \
-		'torch==2.13.*' transformers sentence-transformers peft fastembed
+		'torch==2.13.*' transformers sentence-transformers peft fastembed minicons
 	touch $@
 
 $(TENSORFLOW)/installed: requirements.txt setup.cfg setup.py pyproject.toml

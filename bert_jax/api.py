@@ -37,7 +37,7 @@ from bert_jax.pretraining import pretrain as run_pretraining
 from bert_jax.progress import is_watched, print_note, quietly
 from bert_jax.storage.files import IN_MEMORY, as_typed
 from bert_jax.storage.location import PREFIX, absolute, location, model_address
-from bert_jax.tasks import evaluation, fill_mask, prediction
+from bert_jax.tasks import evaluation, fill_mask, prediction, scoring
 from bert_jax.tasks.embedder import TOKEN_POOLS, Embedder, EncodeOptions, checked_texts, vector_settings
 from bert_jax.tasks.evaluation import EvaluateOptions
 from bert_jax.tasks.fill_mask import Filled
@@ -45,6 +45,7 @@ from bert_jax.tasks.finetuning import finetune as run_finetuning
 from bert_jax.tasks.in_memory import Table, checkpoint_path, data_file, measured_file, refuse_store
 from bert_jax.tasks.inference import shared_tokenizer
 from bert_jax.tasks.prediction import Prediction
+from bert_jax.tasks.scoring import PairScore
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.compilation import enable_compilation_cache
 from bert_jax.train.hooks import Hook
@@ -164,6 +165,35 @@ class Model:
         several = [sentences] if isinstance(sentences, str) else sentences
         filled = fill_mask.fill_mask(self.loaded, several, top)
         return filled[0] if isinstance(sentences, str) else filled
+
+    @overload
+    def score(self, texts: str, *, masking: str = "original", quiet: bool = False) -> float: ...
+
+    @overload
+    def score(
+        self, texts: Iterable[Any], *, masking: str = "original", quiet: bool = False
+    ) -> list[float | PairScore]: ...
+
+    @naming_arguments()
+    def score(
+        self, texts: str | Iterable[Any], *, masking: str = "original", quiet: bool = False
+    ) -> float | PairScore | list[float | PairScore]:
+        """Returns the pseudo-log-likelihood of a text, or those of several; a tuple is a pair of texts.
+
+        A pair gives both scores, and `preferred`: the index of the text with the higher score.
+
+            model.score([("The cats sleep.", "The cats sleeps.")])
+
+        Args:
+            masking: original, or within_word_l2r (`bert-jax score --help`).
+            quiet: Whether to show only warnings.
+
+        Raises:
+            UserError: As `bert_jax.tasks.scoring.score` does.
+        """
+        with quietly(quiet):
+            scores = scoring.score(self.loaded, [texts] if isinstance(texts, str) else texts, masking)
+        return scores[0] if isinstance(texts, str) else scores
 
     @overload
     def predict(

@@ -148,11 +148,15 @@ def test_encode_reports_truncated_texts_and_advises_a_call_that_works(model, cap
 
 def test_the_types_of_a_model_s_methods_are_exact():
     source = ast.parse((ROOT / "bert_jax" / "api.py").read_text())
-    returned: dict[str, list[str]] = {"predict": [], "fill_mask": []}
+    returned: dict[str, list[str]] = {"predict": [], "fill_mask": [], "score": []}
     for node in ast.walk(source):
         if isinstance(node, ast.FunctionDef) and [*map(ast.unparse, node.decorator_list)] == ["overload"]:
             returned[node.name].append(ast.unparse(node.returns))
-    assert returned == {"predict": ["Prediction", "list[Prediction]"], "fill_mask": ["Filled", "list[Filled]"]}
+    assert returned == {
+        "predict": ["Prediction", "list[Prediction]"],
+        "fill_mask": ["Filled", "list[Filled]"],
+        "score": ["float", "list[float | PairScore]"],
+    }
 
 
 def test_a_model_is_measured_on_data_in_memory_as_on_a_file(classifier, tmp_path):
@@ -178,6 +182,7 @@ def test_a_pretrained_model_is_measured_on_shards_and_not_on_rows(model):
     "call, message",
     [
         (lambda model: model.fill_mask("a [MASK]", top=0), r"^top is 0; use 1 to"),
+        (lambda model: model.score(["a"], masking="none"), r"^masking is 'none'; choose from original, within"),
         (lambda model: model.encode(["a"], truncate_dim=99), r"^truncate_dim is 99; use 1 to 20 .*of layers last\)"),
         (lambda model: model.encode(["a"], layers="mix"), r"^layers is mix, .* bert-jax features --layers mix"),
         (lambda model: model.encode(["a"], batch_size=0), r"^batch_size is 0\. Use"),

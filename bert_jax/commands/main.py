@@ -39,6 +39,7 @@ JOBS: dict[str, dict[str, str]] = {
     },
     "Measure": {
         "evaluate": "measure a checkpoint on held-out shards or a labelled file",
+        "score": "score sentences by a masked model, and prefer one of pairs (BLiMP)",
         "features": "train heads on the frozen layers of a checkpoint",
         "report": "make an HTML page of a run",
     },

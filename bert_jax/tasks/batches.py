@@ -39,16 +39,22 @@ Batches = Iterator[tuple[Int64[np.ndarray, "B"], TaskBatch]]  # indices of the r
 
 
 def best_lengths(
-    lengths: Int64[np.ndarray, "N"], max_length: int, shapes: int = SHAPES, *, passes: float = 1.0, price: float = 0.0
+    lengths: Int64[np.ndarray, "N"],
+    max_length: int,
+    shapes: int = SHAPES,
+    *,
+    passes: float = 1.0,
+    price: float = 0.0,
+    step: int = STEP,
 ) -> tuple[int, ...]:
-    """Finds padded lengths, at most `shapes` and ascending, with which batches of these lengths cost least.
+    """Finds padded lengths, at most `shapes` and ascending multiples of `step`, at which these batches cost least.
 
     The cost is the sum of the padded lengths, `passes` times, and `price` for every length.
 
     Args:
         lengths: of the longest row in each batch (longest_rows).
     """
-    rounded = np.minimum(-(-lengths // STEP) * STEP, max_length)
+    rounded = np.minimum(-(-lengths // step) * step, max_length)
     sizes, counts = np.unique(rounded, return_counts=True)
     # Exact, by dynamic programming over the histogram: the best lengths for the batches up to some length end with it,
     # and the others are the best ones, one fewer, for the batches up to some shorter length.

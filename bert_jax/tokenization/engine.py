@@ -13,7 +13,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -92,6 +92,12 @@ class Engine(Protocol):
 
     def encode_offsets(self, text: str, special: bool = False) -> tuple[list[int], list[tuple[int, int]]]:
         """Encodes a text, with `special` as encode_special; also returns the ids' character spans [start, end)."""
+
+    def encode_words(self, text: str, special: bool = False) -> tuple[list[int], list[int]]:
+        """Encodes a text as encode_offsets; also returns the ids' words, numbered in order.
+
+        A word is what the tokenizer splits before it looks for pieces; an added token is one of its own.
+        """
 
     def decode(self, ids: list[int]) -> str:
         """Readable text, including special tokens."""
@@ -260,9 +266,15 @@ class LibraryEngine(Engine):
         return list(self._special_library.encode(text, add_special_tokens=False).ids)
 
     def encode_offsets(self, text: str, special: bool = False) -> tuple[list[int], list[tuple[int, int]]]:
-        library = self._special_library if special else self._library
-        encoding = library.encode(text, add_special_tokens=False)
+        encoding = self._encoding(text, special)
         return list(encoding.ids), list(encoding.offsets)
+
+    def encode_words(self, text: str, special: bool = False) -> tuple[list[int], list[int]]:
+        encoding = self._encoding(text, special)
+        return list(encoding.ids), cast(list[int], list(encoding.word_ids))  # None for added special tokens alone
+
+    def _encoding(self, text: str, special: bool) -> tokenizers.Encoding:
+        return (self._special_library if special else self._library).encode(text, add_special_tokens=False)
 
     def decode(self, ids: list[int]) -> str:
         return str(self._library.decode(ids, skip_special_tokens=False))

@@ -139,6 +139,18 @@ class SentencePieceEngine(Engine):
             spans.append((end - len(stripped), end - len(stripped) + len(stripped.rstrip())))
         return self._ids[encoded["ids"]].tolist(), spans
 
+    def encode_words(self, text: str, special: bool = False) -> tuple[list[int], list[int]]:
+        ids, words, word = [], [], -1
+        for part in filter(None, self._special_pattern.split(text) if special else [text]):
+            matched = special and part in self._special
+            encoded = [self._special[part]] if matched else self._ids[self._model.encode(self._prepared([part])[0])]
+            for index, token in enumerate(encoded):
+                # A space begins a word, as does the text before or after a special token.
+                word += index == 0 or self._tokens[token].startswith(SPACE)
+                ids.append(int(token))
+                words.append(word)
+        return ids, words
+
     def decode(self, ids: list[int]) -> str:
         # The model decodes runs of its own pieces. It does not know some special tokens, so these are inserted as text.
         text = ""

@@ -143,6 +143,24 @@ class Tokenizer(Vocabulary):
         boundaries = np.cumsum([len(part) for part in ids], dtype=np.int64)
         return np.concatenate(ids), boundaries, np.concatenate(offsets)
 
+    def encode_words_many(
+        self, texts: Sequence[str]
+    ) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "boundaries"], Int64[np.ndarray, "n"]]:
+        """Like `encode_many`, but also returns the word of each id, numbered from 0 in its text.
+
+        Words are those of the tokenizer's own splits, as `word_ids` in transformers gives them: WordPiece splits at
+        white space and punctuation, byte-level BPE by its regular expression, SentencePiece at white space. Like
+        `encode_offsets_many`, this method bypasses the cache.
+        """
+        refuse_surrogates(texts)
+        ids, words = [np.zeros(0, self.id_dtype)], [np.zeros(0, np.int64)]
+        for text in texts:
+            text_ids, text_words = self._engine.encode_words(text, special=self._special is not None)
+            ids.append(np.array(text_ids, self.id_dtype))
+            words.append(np.array(text_words, np.int64))
+        boundaries = np.cumsum([len(part) for part in ids], dtype=np.int64)
+        return np.concatenate(ids), boundaries, np.concatenate(words)
+
     def decode(self, ids: Sequence[int] | Integer[np.ndarray, "n"]) -> str:
         """Readable text: tokens joined to words, special tokens kept. Normalization is not undone."""
         return self._engine.decode([int(token) for token in ids])

@@ -1,5 +1,6 @@
 """Makes small random checkpoints for tests that read and write them."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,13 @@ def random_checkpoint(folder: Path, config: ModelConfig, heads: Heads = PRETRAIN
         if path in params:
             params[path][config.vocab_size :] = 0
     return LoadedModel(config, heads, params, tokenizer.load(folder, lowercase=True), **known)
+
+
+def sensitive(loaded: LoadedModel) -> LoadedModel:
+    """The model with norms that scale by about 1, so that a masked neighbor changes a score by more than rounding."""
+    return dataclasses.replace(
+        loaded, params={path: value + path.endswith("scale") for path, value in loaded.params.items()}
+    )
 
 
 def change_config(folder: Path, **changes: object) -> None:

@@ -1,5 +1,6 @@
 """Exports open in the programs that people use, without a warning and with equal numbers (make peers)."""
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -9,13 +10,16 @@ import jaxtyping
 import numpy as np
 import pytest
 from exporting import SCRIPT
-from random_checkpoints import odd_config, random_checkpoint
+from random_checkpoints import odd_config, random_checkpoint, sensitive
+from tokenizer_kinds import byte_pairs
 
 from bert_jax.api import Model
 from bert_jax.interop.export import export_loaded
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads.config import Heads
 from bert_jax.tasks.prediction import predict
+from bert_jax.tasks.scoring import MASKINGS, ORIGINAL, WITHIN_WORD, score
+from bert_jax.tokenization import tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +96,22 @@ def test_a_cross_encoder_gives_our_scores(tmp_path, answers):
     [numbers, logits], _ = answers("scores", [tmp_path / task["kind"] for task in tasks])
     np.testing.assert_allclose(numbers, [answer["score"] for answer in ours[0]], rtol=TOLERANCE)
     assert [tasks[1]["labels"][index] for index in np.argmax(logits, axis=1)] == [answer["label"] for answer in ours[1]]
+
+
+def test_minicons_gives_our_scores_of_sentences(tmp_path, answers):
+    """By whole words and pieces, of WordPiece and of byte-level BPE."""
+    bert = sensitive(random_checkpoint(tmp_path / "words", odd_config()))
+    bpe = tokenizer.load(byte_pairs(tmp_path / "bpe", ["a t", "Ġ c", "Ġc at", "u n", "Ġ r", "i v"]))
+    sizes = {"vocab_size": bpe.vocab_size, "segment_types": 1, "position_offset": 2, "max_positions": 64}
+    roberta = sensitive(random_checkpoint(tmp_path / "other", odd_config(**sizes), Heads(mlm=True)))
+    models = bert, dataclasses.replace(roberta, vocabulary=bpe)
+    for loaded, name in zip(models, ("bert", "roberta"), strict=True):
+        export_loaded(loaded, tmp_path / name)
+    found, _ = answers("likelihoods", [tmp_path / "bert", tmp_path / "roberta"])
+    for loaded, theirs in zip(models, found, strict=True):
+        assert theirs[ORIGINAL] != theirs[WITHIN_WORD]
+        for masking in MASKINGS:
+            np.testing.assert_allclose(score(loaded, TEXTS, masking), theirs[masking], atol=1e-4)
 
 
 def test_fastembed_computes_our_vectors_by_both_programs(tmp_path, answers, monkeypatch):

@@ -197,6 +197,25 @@ def test_offsets_are_those_of_the_tokenizers_library(made, lines, tmp_path, kind
     assert compared > len(lines) // 2
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_are_those_of_the_tokenizers_library(made, lines, tmp_path, kind):
+    ours = made(kind).ours
+    ours.save(tmp_path)
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    library.encode_special_tokens = True
+    ids, boundaries, words = ours.encode_words_many(lines)
+    np.testing.assert_array_equal(ids, ours.encode_many(lines)[0])
+    compared = 0
+    for text, start, stop in zip(lines, boundaries, boundaries[1:], strict=False):
+        expected = library.encode(text, add_special_tokens=False)
+        if expected.ids == ids[start:stop].tolist():  # nearly always: SentencePiece's library has its own rules
+            numbers = np.array(expected.word_ids, np.int64)
+            # The same words; only their numbers may differ, because a word may have no piece.
+            np.testing.assert_array_equal(np.diff(words[start:stop]) > 0, np.diff(numbers) > 0, err_msg=text)
+            compared += len(numbers) > len(set(numbers))
+    assert compared
+
+
 @pytest.mark.parametrize("kind", ["bpe", "unigram_bytes", "sentencepiece_bpe_bytes"])
 def test_every_byte_of_a_character_has_its_offsets(made, kind):
     ours = made(kind).ours

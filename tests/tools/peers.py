@@ -8,6 +8,7 @@ Run it with a Python that has torch and transformers (see make_golden.py):
     python tests/tools/peers.py vectors FOLDER TEXTS.json [FOLDER TEXTS.json ...]     (needs sentence-transformers)
     python tests/tools/peers.py scores FOLDER TEXTS.json [FOLDER TEXTS.json ...]     (needs sentence-transformers)
     python tests/tools/peers.py programs FOLDER TEXTS.json [FOLDER TEXTS.json ...]     (needs fastembed)
+    python tests/tools/peers.py likelihoods FOLDER TEXTS.json [FOLDER TEXTS.json ...]     (needs minicons)
     python tests/tools/peers.py encoders FOLDER TEXTS.json [FOLDER TEXTS.json ...]
     python tests/tools/peers.py tokenizers TEXTS.json FOLDER [FOLDER ...]
     python tests/tools/peers.py squad QUESTIONS.json [QUESTIONS.json ...]     (needs transformers before version 5)
@@ -179,6 +180,19 @@ def scores(folder: str, file: str) -> list[Any]:
     return CrossEncoder(folder, device="cpu").predict([(text, text) for text in read_json(file)]).tolist()
 
 
+def likelihoods(folder: str, file: str) -> dict[str, list[float]]:
+    """Returns the pseudo-log-likelihoods of texts by masking, as minicons computes them."""
+    from minicons import scorer
+
+    model, texts = scorer.MaskedLMScorer(folder, "cpu"), read_json(file)
+    # Encoded here, because minicons 0.3 calls a method of the tokenizer that transformers 5 no longer has.
+    encoded = model.tokenizer(texts, padding="longest")
+    return {
+        masking: model.sequence_score(encoded, reduction=lambda values: values.sum(0).item(), PLL_metric=masking)
+        for masking in ("original", "within_word_l2r")
+    }
+
+
 def programs(folder: str, file: str) -> dict[str, Any]:
     """Returns the normalized means of token vectors, as each ONNX program computes them in fastembed."""
     from fastembed import TextEmbedding
@@ -255,7 +269,7 @@ def main(command: str, *arguments: str) -> None:
         texts = read_json(arguments[0])
         reports = (encode(texts, folder) for folder in arguments[1:])
     else:
-        functions = (export, predict, adapters, vectors, scores, programs, encoders)
+        functions = (export, predict, adapters, vectors, scores, likelihoods, programs, encoders)
         function = {function.__name__: function for function in functions}[command]
         reports = map(function, arguments[::2], arguments[1::2])
     for report in reports:

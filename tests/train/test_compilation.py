@@ -17,7 +17,7 @@ import pytest
 from tiny_runs import RECIPE, ROOT, TINY, environment
 
 import bert_jax
-from bert_jax.commands import embed, evaluate, features, fill_mask, predict, report
+from bert_jax.commands import embed, evaluate, features, fill_mask, predict, report, score
 from bert_jax.config import MeshConfig
 from bert_jax.errors import UserError
 from bert_jax.train import compilation, sharding
@@ -97,6 +97,7 @@ STARTS: dict[str, Callable[[], object]] = {
     "embed": lambda: embed.main([*CHECKPOINT, "--input", "/none.txt", "--output", "/none.npz"]),
     "evaluate": lambda: evaluate.main([*CHECKPOINT, "--data", "/none"]),
     "fill_mask": lambda: fill_mask.main([*CHECKPOINT, "a [MASK]"]),
+    "score": lambda: score.main([*CHECKPOINT, "--input", __file__]),
     "report": lambda: report.main(["/none"]),
     "features": lambda: features.main([*CHECKPOINT, "--config", "tagging:task=conll2003"]),
     "bert_jax.load": lambda: bert_jax.load(Path("/none")),

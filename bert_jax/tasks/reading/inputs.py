@@ -382,7 +382,18 @@ def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str =
         UserError: The file or a field is missing, a value is not a text, names are given for lines of text, or form is
             auto for a .json file without rows (tables.json_form). The message names the line.
     """
-    # This function is no generator, so mistakes in its arguments raise at the call, and not with the first text.
+    # Neither function is a generator, so mistakes in arguments raise at the call, and not with the first text.
+    return (texts for _, texts in numbered_texts(path, form, text, text_pair))
+
+
+def numbered_texts(
+    path: Path, form: str = "auto", text: str = "", text_pair: str = "", more: Sequence[str] = ()
+) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """Yields the line of each text, from 1, and the text as read_stream does, followed by the values of more columns.
+
+    Raises:
+        UserError: As read_stream, or one of the columns is missing.
+    """
     if form not in STREAM_FORMS:
         raise UserError(f"unknown --form {form!r}; choose from {', '.join(STREAM_FORMS)}")
     form = _stream_form(path, form)
@@ -392,19 +403,21 @@ def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str =
             "or a list of objects"
         )
     if form == "text":
-        if text or text_pair:
+        flags = {"text": text, "text_pair": text_pair, "group": ",".join(more)}
+        if named := " and ".join(f"--{flag} is {name!r}" for flag, name in flags.items() if name):
             raise UserError(
-                f"--text is {text!r} and --text_pair {text_pair!r}, but {path} is read as lines of text, which have no "
-                "columns. Leave them out, or name the form of the file: --form csv, tsv, jsonl or parquet"
+                f"{named}, but {path} is read as lines of text, which have no columns. Leave "
+                "them out, or name the form of the file: --form csv, tsv, jsonl or parquet"
             )
         return _lines(path)
     names = [text or TEXT, *([text_pair] if text_pair else [])]
     columns = [Column(name, role) for name, role in zip(names, ("text", "text_pair"), strict=False)]
+    columns += [Column(name, "group") for name in more]
     if form in ("csv", "tsv"):
-        return (record.values for record in delimited_records(path, columns, quoted=form == "csv")[1])
+        return iter(delimited_records(path, columns, quoted=form == "csv")[1])
     by_name = {"json": json_rows, "jsonl": json_lines}
-    rows = by_name[form](path) if form in by_name else parquet_rows(parquet_schemas(path, columns), names)
-    return _fields(path, names, rows)
+    rows = by_name[form](path) if form in by_name else parquet_rows(parquet_schemas(path, columns), [*names, *more])
+    return _fields(path, names, more, rows)
 
 
 def files_read(path: Path, form: str = "auto") -> list[Path]:
@@ -424,23 +437,27 @@ def _stream_form(path: Path, form: str) -> str:
     return STREAM_FORM_OF_ENDING.get(ending(path), "text") if form == "auto" else form
 
 
-def _lines(path: Path) -> Iterator[Texts]:
+def _lines(path: Path) -> Iterator[tuple[int, Texts]]:
     for number, line in numbered_lines(path):
         texts = tuple(line.split("\t"))
         if len(texts) > 2:
             raise UserError(
                 f"{path} line {number} has {len(texts) - 1} tabs; use one, between the two texts of a pair, or none"
             )
-        yield texts
+        yield number, texts
 
 
-def _fields(path: Path, names: list[str], rows: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[Texts]:
+def _fields(
+    path: Path, names: Sequence[str], more: Sequence[str], rows: Iterable[tuple[int, Mapping[str, Any]]]
+) -> Iterator[tuple[int, tuple[Any, ...]]]:
     for number, row in rows:
-        for name in names:
-            if not isinstance(row.get(name), str):
+        for name in (*names, *more):
+            wrong = not isinstance(row.get(name), str) if name in names else row.get(name) is None
+            if wrong:
                 fields = ", ".join(map(repr, row)) or "none"
+                expected = "a text" if name in names else "a group"
                 raise UserError(
-                    f"{path} line {number}: {name!r} is {row.get(name)!r:.40}, not a text. Its fields are {fields}; "
-                    "name one with --text"
+                    f"{path} line {number}: {name!r} is {row.get(name)!r:.40}, not {expected}. Its fields are "
+                    f"{fields}; name one with --{'text' if name in names else 'group'}"
                 )
-        yield tuple(row[name] for name in names)
+        yield number, tuple(row[name] for name in (*names, *more))
