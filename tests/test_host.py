@@ -1,6 +1,7 @@
 """Memory that stays in the process, and devices that are found before jax is imported."""
 
 import importlib
+import os
 import platform
 import subprocess
 import sys
@@ -190,3 +191,14 @@ def test_an_amd_gpu_is_a_node_with_simd_units(tmp_path):
     assert found(tmp_path) == (False, False, False)
     write(nodes / "1/properties", "cpu_cores_count 0\nsimd_count 432\nmem_banks_count 1\n")
     assert found(tmp_path) == (False, False, True)
+
+
+def test_limits_of_memory_and_mappings_are_the_container_s_and_the_kernel_s(tmp_path: Path) -> None:
+    whole = host.total_memory(tmp_path)
+    assert whole == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") and host.most_mappings(tmp_path) == 65_530
+    for name, value in (("sys/fs/cgroup/memory.max", "1048576\n"), ("proc/sys/vm/max_map_count", "1000\n")):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(value)
+    assert (host.total_memory(tmp_path), host.most_mappings(tmp_path)) == (1 << 20, 1000)
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
+    assert host.total_memory(tmp_path) == whole

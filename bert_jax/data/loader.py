@@ -16,6 +16,9 @@ Eight indices lead from a step of training to a stored row:
 | ordinal | rows read from one data set, over all epochs |
 | place   | rows of one epoch: ordinal % dataset.rows |
 | index   | rows of the data set in shard order: the permuted place |
+
+If rows are streamed, data/order.py permutes places to numbers in which blocks come first, and Dataset.rows_in_blocks
+turns these into indices.
 """
 
 import hashlib

@@ -163,12 +163,13 @@ def test_a_row_of_shards_that_exceed_the_memory_reads_few_pages(tmp_path: Path) 
     for column in rows[:5]:
         column[:] = 0
     shard = {"name": "train/shard-00000.arrow", **write_shard(tmp_path / "train/shard-00000.arrow", rows)._asdict()}
-    manifest["shards"] = [shard]
     descriptor = os.open(tmp_path / shard["name"], os.O_RDONLY)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
-    dataset, read = Dataset(tmp_path, "train", manifest, memory=shard["bytes"] - 1.0), bytes_read()
+    table = ShardTable.of_entries([shard])
+    dataset = Dataset(tmp_path, "train", manifest, shards=table, memory=shard["bytes"] - 1.0)
+    read = bytes_read()
     dataset.gather(np.random.default_rng(0).integers(0, dataset.rows, 200))
     if not bytes_read() - read:
         pytest.skip("the folder is in memory")
