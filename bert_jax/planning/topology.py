@@ -170,12 +170,14 @@ RING_EFFICIENCY = 0.92
 MEMORY_FRACTION = 0.75
 MEMORY_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
-# Otherwise, libtpu would wait for the metadata server of a TPU machine, log while it compiles, and allow only one
-# process at a time, to protect real chips.
+# Otherwise, libtpu would wait for the metadata server of a TPU machine, log while it compiles, warn that this machine
+# has no accelerator type (any will do: the topology is given by its name), and allow only one process at a time, to
+# protect real chips.
 LIBTPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
