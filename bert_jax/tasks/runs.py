@@ -410,13 +410,14 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data, r
         for trial in trials.list_trials(config)
     }
     # Trials differ only in their seeds, so the first one stands for all.
-    steps = next(iter(every.values())).steps
+    first = next(iter(every.values()))
+    steps = first.steps
     if rules.gradual_epochs(config.train_layers) is not None:
         layers = max(rules.stacks(bert.abstract_params(model, objective.heads)).values(), default=0)
         if line := trials.never_unfrozen(config, rows.count, steps, layers):
             report(line)
     # Few seeds may not repay compiling for many lengths, so the lengths depend on the steps of all trials together.
-    lengths = _padded_lengths(config, steps * len(every), model, rows, task.max_length)
+    lengths = _padded_lengths(first, steps * len(every), model, rows, task.max_length)
     runs = {}
     for trial, settings in every.items():
         source = TaskSource(rows, config.batch_size, trial.seed, lengths, pool=settings.length_pool, steps=steps)
