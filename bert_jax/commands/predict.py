@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import IO, Any
 from bert_jax.config.options import check, option, parse
 from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import CheckpointOptions, open_checkpoint
-from bert_jax.storage.files import atomic_file, format_of_ending
+from bert_jax.storage.files import atomic_file, format_of_ending, naming_temporary
 from bert_jax.tasks import leaderboards
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.kinds.question import QuestionTask
@@ -95,8 +96,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.format in BENCHMARKS:
         options = replace(options, form="task")
     into_folder, as_csv = options.format != "lines", options.as_csv
-    table: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []  # of the columns of inputs and predictions
-    with _output("" if into_folder else options.output) as output:
+    with _output("" if into_folder else options.output) as output, _waiting_table(as_csv) as table:
         loaded = open_checkpoint(options.checkpoint, options.average)
         model = open_model(loaded, options, columns if columns != Columns() else None)
         predictor = InputPredictor(model, options, with_rows=as_csv)
@@ -109,14 +109,14 @@ def main(arguments: Sequence[str]) -> None:
         else:
             windows = predictor.file(Path(options.input), quiet=not options.output)
         for window in windows:
-            if as_csv:  # whose header names the columns of all rows
-                table += zip(predictor.rows or [{}] * len(window), map(_rounded, window), strict=True)
+            if table is not None:
+                table.add(zip(predictor.rows or [{}] * len(window), map(_rounded, window), strict=True))
                 continue
             lines = [json.dumps(_rounded(prediction), ensure_ascii=False) + "\n" for prediction in window]
             output.write("".join(lines).encode())
             output.flush()  # a reader of a pipe gets each window as soon as it is predicted
-        if as_csv:
-            output.write(_csv(table))
+        if table is not None:
+            table.write(output)
     for remark in predictor.remarks():
         print(remark, file=sys.stderr)
 
@@ -145,19 +145,50 @@ def _submit(predictor: InputPredictor, model: FineTuned, path: Path, output: str
     return [leaderboards.write_submission(task, split, predictions, output)]
 
 
-def _csv(table: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> bytes:
-    """Writes a CSV table: the inputs' columns, then the predictions'."""
-    # JSON lines may have different fields, so all rows are read for the columns.
-    columns = list(dict.fromkeys(name for row, _ in table for name in row))
-    # An output repeats the id of its input, and words that were given; both are columns already.
-    repeated = {name for name in columns if all(row.get(name) == prediction.get(name) for row, prediction in table)}
-    fields = [name for name in dict.fromkeys(name for _, row in table for name in row) if name not in repeated]
-    content = io.StringIO()
-    writer = csv.writer(content, lineterminator="\n")
-    writer.writerow([*columns, *(f"predicted_{name}" if name in columns else name for name in fields)])
-    for row, prediction in table:
-        writer.writerow([_cell(row.get(name)) for name in columns] + [_cell(prediction.get(name)) for name in fields])
-    return content.getvalue().encode()
+class _Table:
+    """A CSV table: the inputs' columns, then the predictions'.
+
+    JSON lines may have different fields, so rows wait in a temporary file until the columns of all are known.
+    """
+
+    def __init__(self, waiting: IO[str]) -> None:
+        self._waiting = waiting
+        self._columns: dict[str, None] = {}  # names in order, as the keys
+        self._fields: dict[str, None] = {}
+        self._different: set[str] = set()  # names whose values of input and prediction differ in a row
+
+    def add(self, rows: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
+        for row, prediction in rows:
+            self._columns |= dict.fromkeys(row)
+            self._fields |= dict.fromkeys(prediction)
+            self._different |= {name for name in (*row, *prediction) if row.get(name) != prediction.get(name)}
+            cells = [{name: _cell(value) for name, value in part.items()} for part in (row, prediction)]
+            with naming_temporary():
+                self._waiting.write(json.dumps(cells) + "\n")
+
+    def write(self, output: IO[bytes]) -> None:
+        columns = list(self._columns)
+        # An output repeats the id of its input, and words that were given; both are columns already.
+        fields = [name for name in self._fields if name not in self._columns or name in self._different]
+        with naming_temporary():  # which writes the last rows
+            self._waiting.seek(0)
+        content = io.TextIOWrapper(output, encoding="utf-8", newline="")
+        writer = csv.writer(content, lineterminator="\n")
+        writer.writerow([*columns, *(f"predicted_{name}" if name in columns else name for name in fields)])
+        for row, prediction in map(json.loads, self._waiting):
+            writer.writerow([row.get(name, "") for name in columns] + [prediction.get(name, "") for name in fields])
+        content.detach()
+
+
+@contextlib.contextmanager
+def _waiting_table(as_csv: bool) -> Iterator[_Table | None]:
+    if not as_csv:
+        yield None
+        return
+    with contextlib.ExitStack() as stack:
+        with naming_temporary():
+            waiting = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))
+        yield _Table(waiting)
 
 
 def _cell(value: Any) -> str:

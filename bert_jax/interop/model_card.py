@@ -160,8 +160,8 @@ def _tagging_call(loaded: LoadedModel) -> str:
     room = task["max_length"] - 2
     shared = room - min(task["doc_stride"] or -(-room // 2), room)
     return (
-        f"Tags of whole words, for texts of any length, in the windows of {task['max_length']} tokens that `bert-jax "
-        "predict` reads:\n\n```python\nfrom transformers import pipeline\n\n"
+        f"Tags of whole words, for texts of any length, in windows of {task['max_length']} tokens that overlap about "
+        "as those of `bert-jax predict`, which end between words:\n\n```python\nfrom transformers import pipeline\n\n"
         f'tagger = pipeline("token-classification", "PATH", aggregation_strategy="{strategy}", stride={shared})\n'
         f"tagger.tokenizer.model_max_length = {task['max_length']}\n"
         'print(tagger("Some text."))\n```\n\n'
