@@ -1,7 +1,8 @@
 """Builds pretraining examples from text: `build` makes one part of a job (`build_share`) or all (`build_parts`).
 
-`build_share` plans the job, runs its units on an engine, and writes the manifest. `build_parts` runs processes, here or
-on an engine (engines/), that read their own files and build one part each; then it merges the parts.
+`build_share` plans the job, runs its units on an engine, joins them into shards, and writes the manifest. `build_parts`
+runs processes, here or on an engine (engines/), that read their own files and build one part each; then it merges the
+parts.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.manifest import MANIFEST, PAIRS, PARTS, read_manifest
+from bert_jax.data.manifest import MANIFEST, PAIRS, PARTS, ShardTable, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.files import SUFFIXES as COMPRESSED
@@ -23,7 +24,7 @@ from bert_jax.storage.files import refuse_existing, write_atomic
 from bert_jax.storage.remote import is_remote
 from bert_jax.tokenization import tokenizer as tokenizers
 from bert_jax.tokenization.tokenizer import Tokenizer
-from data_prep import build_options, engines, output_files, processes, summary, worker
+from data_prep import build_options, engines, joining, output_files, processes, summary, worker
 from data_prep import job as jobs
 from data_prep.build_options import NOT_COMPARED, Arguments, BuildOptions, Share
 from data_prep.merge import merge
@@ -122,6 +123,7 @@ def _run(
     fewest, numbering = fewest_documents(options.objective), (share.first_unit, share.is_divided)
     splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup, *numbering)
     records: list[jobs.UnitRecord] = []
+    joined = joining.joined_files(job.directory)
     tokens = 0  # in units finished by this run
     done = before = 0  # documents in finished units, and in units finished by an earlier run
 
@@ -139,7 +141,7 @@ def _run(
     def unfinished() -> Iterator[Unit]:
         nonlocal done, before
         for unit in _units(splitter, corpus, arguments, report):
-            if (record := jobs.read_record(job.directory, unit)) is None:
+            if (record := jobs.read_record(job.directory, unit, joined)) is None:
                 yield unit
             else:
                 records.append(record)
@@ -151,7 +153,6 @@ def _run(
     work = functools.partial(worker.build_unit, arguments, cache)
     engine = functools.partial(engines.run, directory=job.directory, options=options.engine_options)
     with Reporter("building examples", corpus.total_bytes, ("MB", "M tokens"), quiet) as reporter:
-        # Records arrive in any order; `finish` sorts them.
         for record in engine(options.engine, work, unfinished(), options.workers):
             records.append(record)
             tokens += record.counts["source_tokens"]
@@ -159,7 +160,11 @@ def _run(
             report()
         if not any(record.counts["rows"] for record in records if record.part == "train"):
             raise UnusableCorpus(summary.why_no_rows(records))
-        manifest = job.finish(records, corpus.refused + splitter.skipped, cleaning)
+    # Records arrive in any order.
+    records.sort(key=lambda record: (PARTS.index(record.part), record.number))
+    groups = joining.plan(records, options.dupe_factor)
+    shards = ShardTable.of_entries(joining.join_units(job.directory, options.format, groups, options.workers, quiet))
+    manifest = job.finish(records, shards, corpus.refused + splitter.skipped, cleaning)
     if not quiet:
         summary.print_summary(job, manifest, splitter, megabytes(), tokens, reporter.seconds())
         if cache is not None:
