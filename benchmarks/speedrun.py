@@ -36,7 +36,7 @@ from bert_jax import command_line
 from bert_jax import config as config_lib
 from bert_jax.config import PretrainConfig
 from bert_jax.data.manifest import read_manifest, read_shard_table
-from bert_jax.data.shards import read_shard
+from bert_jax.data.shard_file import read_shard
 from bert_jax.errors import UserError
 from bert_jax.model import sizes
 from bert_jax.storage.files import read_json, write_json

@@ -1,8 +1,9 @@
 """Measures how well streaming in windows shuffles rows, compared with a full permutation.
 
-    python -m benchmarks.streaming [--rows N] [--batch_size B] [--cache_bytes 1e9,8e9,64e9]
+    python -m benchmarks.streaming [--rows N] [--batch_size B] [--window_bytes 1e9,8e9,64e9]
 
-Prints one JSON line. It has five measures for every size of the cache, which need only the numbers of rows:
+Prints one JSON line. It has five measures for every memory of the windows (8e9 in training), which need only the
+numbers of rows:
 
 1. pairs of rows in a batch that share a document (20 consecutive rows), relative to the mean of random batches;
 2. the variance of a batch's mean row number, and 3. of 100 consecutive batches', relative to random rows;
@@ -80,9 +81,9 @@ def _share_with_neighbors(documents: np.ndarray) -> float:
     return float(counts[counts > 1].sum() / documents.size)
 
 
-def streamed_order(rows: int, batch_size: int, cache_bytes: float) -> Order:
+def streamed_order(rows: int, batch_size: int, window_bytes: float) -> Order:
     """The order in which rows are streamed."""
-    sizes = window_sizes(rows, common_lanes([batch_size]), ROW_BYTES, cache_bytes, "the data set")
+    sizes = window_sizes(rows, common_lanes([batch_size]), ROW_BYTES, window_bytes, "the data set")
     return WindowOrder(rows, sizes, 0, "benchmark").row_numbers
 
 
@@ -91,22 +92,22 @@ def permuted_order(rows: int) -> Order:
     return lambda numbers: order.permute(numbers, rows, 1)
 
 
-def measure(rows: int, batch_size: int, caches: Sequence[float]) -> dict[str, Any]:
+def measure(rows: int, batch_size: int, memories: Sequence[float]) -> dict[str, Any]:
     """Prints the JSON line and returns it."""
     full = quality(permuted_order(rows), rows, batch_size)
-    found = {cache: quality(streamed_order(rows, batch_size, cache), rows, batch_size) for cache in caches}
+    found = {memory: quality(streamed_order(rows, batch_size, memory), rows, batch_size) for memory in memories}
     settings: dict[str, Any] = {
         "rows": rows,
         "row_bytes": ROW_BYTES,
         "batch_size": batch_size,
         "batches": GROUPS * BATCHES_TOGETHER,
         "full_permutation": _rounded(full),
-        **{f"cache_bytes={cache:g}": _rounded(each) for cache, each in found.items()},
+        **{f"window_bytes={memory:g}": _rounded(each) for memory, each in found.items()},
     }
     return common.emit(
         "streaming_shuffle",
-        found[caches[0]].document_pairs,
-        f"pairs of rows of a document in a batch, relative to random rows (cache_bytes={caches[0]:g})",
+        found[memories[0]].document_pairs,
+        f"pairs of rows of a document in a batch, relative to random rows (window_bytes={memories[0]:g})",
         "full permutation",
         full.document_pairs,
         settings,
@@ -122,9 +123,9 @@ def main(arguments: Sequence[str]) -> None:
     parser = command_line.Parser("benchmarks.streaming", __doc__)
     parser.add_argument("--rows", type=int, default=10**9, help="of the data set (default: 10^9)")
     parser.add_argument("--batch_size", type=int, default=256, help="rows of a batch (default: 256)")
-    parser.add_argument("--cache_bytes", default="1e9,8e9,64e9", help="sizes of the cache (default: 1e9,8e9,64e9)")
+    parser.add_argument("--window_bytes", default="1e9,8e9,64e9", help="memory of the windows (default: 1e9,8e9,64e9)")
     options = parser.parse_args(arguments)
-    measure(options.rows, options.batch_size, [float(size) for size in options.cache_bytes.split(",")])
+    measure(options.rows, options.batch_size, [float(size) for size in options.window_bytes.split(",")])
 
 
 if __name__ == "__main__":

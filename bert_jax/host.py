@@ -86,6 +86,19 @@ def _read(path: Path) -> str:
         return ""
 
 
+def total_memory(root: Path = ROOT) -> int:
+    """Returns the bytes of memory that this process and its page cache may use: the machine's or the container's."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _read(root / "sys/fs/cgroup/memory.max")  # "max" without a limit
+    return min(memory, int(limit)) if limit.isdecimal() else memory
+
+
+def most_mappings(root: Path = ROOT) -> int:
+    """Returns how many files and memory areas the kernel lets a process map."""
+    limit = _read(root / "proc/sys/vm/max_map_count")
+    return int(limit) if limit.isdecimal() else 65_530  # Linux's default
+
+
 def trains_on_cpu(root: Path = ROOT) -> bool:
     """Whether jax will run on the CPU, as far as this is known before it starts.
 

@@ -15,7 +15,8 @@ from bert_jax.data.example import Rows, unmasked_ids
 from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest, read_shard_table, read_unigram_counts
 from bert_jax.data.masking.masker import Masker
 from bert_jax.data.masking.rule import MaskingRule
-from bert_jax.data.shards import Corrupt, Dataset, check_sizes, layout_problem
+from bert_jax.data.shard_file import Corrupt, layout_problem
+from bert_jax.data.shards import Dataset, check_sizes
 from bert_jax.errors import UserError
 from bert_jax.reporting import document as report
 from bert_jax.reporting.document import Document, Excerpt, Fragment, Panel, Section, Table, percent
@@ -143,7 +144,7 @@ def measure(
     Raises:
         UserError: A shard cannot be read.
     """
-    dataset = Dataset(directory, part, manifest, output_files.reader(manifest))
+    dataset = Dataset(directory, part, manifest, read=output_files.reader(manifest))
     statistics = PartStatistics(directory, manifest, tokenizer)
     for shard in range(len(dataset.shards)):
         for rows in row_batches(dataset.shard_rows(shard)):
@@ -478,7 +479,7 @@ def page_rows(directory: Path, inspection: Inspection) -> list[Excerpt]:
     manifest, tokenizer, statistics = inspection
     for part, held in statistics.items():
         if held.rows:
-            dataset = Dataset(directory, part, manifest, output_files.reader(manifest))
+            dataset = Dataset(directory, part, manifest, read=output_files.reader(manifest))
             numbers = np.unique(np.linspace(0, dataset.rows - 1, _PAGE_ROWS + 2).astype(np.int64)[1:-1]).tolist()
             return list(excerpts(dataset, tokenizer, numbers, held.masker))
     return []

@@ -13,7 +13,8 @@ import numpy as np
 
 from bert_jax.array_types import Int64
 from bert_jax.data.manifest import PARTS, Part, ShardTable, read_manifest, read_shard_table, read_unigram_counts
-from bert_jax.data.shards import Corrupt, check_sizes, read_shard
+from bert_jax.data.shard_file import Corrupt, read_shard
+from bert_jax.data.shards import check_sizes
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.files import atomic_folder, refuse_inside, write_atomic

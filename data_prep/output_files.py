@@ -1,6 +1,6 @@
 """The files in an output: shards in the formats for `build-examples --format`, and SHA256SUMS (docs/data_format.md).
 
-arrow   shards for training (bert_jax/data/shards.py)
+arrow   shards for training (bert_jax/data/shard_file.py)
 tfds    a TensorFlow Datasets folder for other programs: ArrayRecord files, features.json and dataset_info.json.
         `tfds.builder_from_directory(DIR).as_data_source()` reads it. A record is a tf.train.Example with the columns
         of a row, each as one byte string (the TFDS encoding "bytes"). Neither direction needs TensorFlow.
@@ -21,7 +21,7 @@ import numpy as np
 
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import MANIFEST, PARTS, SHARD_TABLE, ShardTable
-from bert_jax.data.shards import Corrupt, read_shard, stored_columns, write_shard
+from bert_jax.data.shard_file import Corrupt, join_rows, read_shard, stored_columns, write_shard
 from bert_jax.errors import UserError
 from bert_jax.storage.files import MARKER, write_atomic
 
@@ -72,10 +72,8 @@ def join(format: str, directory: Path, stem: str, paths: Sequence[Path]) -> dict
     """
     if format != "arrow":
         return {"name": stem + _UNNUMBERED, **_write_records(directory / (stem + _UNNUMBERED), _records(paths))}
-    # The inputs are mapped, so memory holds one shard: the columns that this makes.
-    columns = zip(*(read_shard(path) for path in paths), strict=True)
-    rows = Rows(*(None if held[0] is None else np.concatenate(held) for held in columns))  # type: ignore[arg-type]
-    return write(format, directory, stem, rows)
+    name = f"{stem}.arrow"
+    return {"name": name, **join_rows(directory / name, map(read_shard, paths))._asdict()}
 
 
 def reader(manifest: Mapping[str, Any]) -> Callable[[Path], Rows]:

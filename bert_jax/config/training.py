@@ -179,9 +179,9 @@ class PretrainDataConfig:
     )
     cache_bytes: float = option(
         0.0,
-        "memory in bytes, such as 8e9, for reading rows in windows from where they are, if they do not fit a local "
-        "disk (docs/scaling.md); of all processes together. It decides the order of rows. 0: a full permutation of "
-        "local shards",
+        "memory of each process in bytes, such as 8e9, for reading rows in windows from where they are, if they do not "
+        "fit a local disk (docs/scaling.md). 0: a full permutation of local shards",
+        "file",  # the resulting order of rows is compared
         valid=Valid(
             lambda size: 0 <= size < math.inf,
             "a number of bytes, such as 8e9, or 0 for a full permutation of local shards",

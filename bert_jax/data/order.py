@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.array_types import Int64, Integer, UInt32, UInt64
+from bert_jax.data.shard_file import block_rows
 from bert_jax.errors import UserError
 
 # Hashes of counters.
@@ -125,7 +126,11 @@ def _network(
 # The numbers of an epoch's R rows, 0 to R - 1, are dealt to L lanes in turn: number n is row n // L of lane n mod L.
 # The data set is divided into blocks of consecutive rows. Every epoch puts the blocks in a random order. Lane l reads
 # the part of it from l/L to (l + 1)/L, and shuffles its rows within windows of a few blocks. A process that reads only
-# some lanes therefore reads only their part of the data set.
+# some lanes therefore reads only their part of the data set. The first windows of epoch 0 are small and grow, so that
+# a run begins soon.
+#
+# Windows follow from the data set and the batch sizes, not from the number of processes or their memory: these may
+# change in a run, and its order of rows may not.
 
 # Changing any of these numbers changes batches.
 #
@@ -133,11 +138,9 @@ def _network(
 # of a batch equally, so any divisor of the batch size that is at least the number of devices is enough.
 MOST_LANES = 256
 WINDOWS_HELD = 2  # in each lane: the window that is read, and the next one, which is loading
+WINDOW_BYTES = 8e9  # of these windows of all lanes and processes; more shuffles better (docs/scaling.md)
 LEAST_BLOCKS = 16  # in a window and in a lane, so that neither consists of a few long pieces of the text
-LEAST_BLOCK_ROWS = 32  # requesting fewer rows at once takes as long
-# A store sends this much in about the time that it takes to answer. With more memory, windows hold more blocks instead
-# of larger ones, which shuffles better.
-MOST_BLOCK_BYTES = 1 << 18
+LEAST_WINDOW_ROWS = 512  # for a source with a small share of a mixture
 
 _BLOCKS, _SHIFT, _ROWS = 1, 2, 3  # tags that make hash streams independent
 
@@ -178,16 +181,15 @@ def common_lanes(batch_sizes: Iterable[int]) -> int:
     return max(lanes for lanes in range(1, MOST_LANES + 1) if common % lanes == 0)
 
 
-def window_sizes(
-    rows: int, lanes: int, row_bytes: int, cache_bytes: float, source: str, share: float = 1.0
-) -> WindowSizes:
-    """Divides a data set so that WINDOWS_HELD windows of all lanes take at most share * cache_bytes.
+def window_sizes(rows: int, lanes: int, row_bytes: int, window_bytes: float, source: str) -> WindowSizes:
+    """Divides a data set into lanes, windows and blocks.
 
     Args:
+        window_bytes: The memory for WINDOWS_HELD windows of all lanes, unless they have LEAST_WINDOW_ROWS.
         source: Names the data set in errors.
 
     Raises:
-        UserError: There are fewer rows than lanes, or windows would be too small to shuffle rows.
+        UserError: There are fewer rows than lanes.
     """
     if rows < lanes:
         raise UserError(
@@ -195,28 +197,29 @@ def window_sizes(
             "Leave out data.cache_bytes"
         )
     bytes_per_row = WINDOWS_HELD * lanes * row_bytes  # that one more row in every window takes
-    most = max(-(-rows // lanes), 2)  # a window that holds a whole lane
-    window_rows = int(min(share * cache_bytes / bytes_per_row, most))
-    least = min(LEAST_BLOCKS * LEAST_BLOCK_ROWS, most)
-    if window_rows < least:
-        raise UserError(
-            f"data.cache_bytes={cache_bytes:g} is too small to shuffle {source}: in each of {lanes} lanes, a window "
-            f"would hold {window_rows} rows. Use at least --config.data.cache_bytes="
-            f"{math.ceil(bytes_per_row * least / share)}"
-        )
+    whole = max(-(-rows // lanes), 2)  # a window that holds a whole lane
+    window_rows = int(min(max(window_bytes / bytes_per_row, LEAST_WINDOW_ROWS), whole))
     # A small data set has small blocks, so that every lane and every window still has LEAST_BLOCKS of them.
-    block_rows = min(MOST_BLOCK_BYTES // row_bytes, window_rows // LEAST_BLOCKS, rows // (lanes * LEAST_BLOCKS))
-    return WindowSizes(lanes, window_rows, max(block_rows, 1))
+    rows_together = min(block_rows(row_bytes), window_rows // LEAST_BLOCKS, rows // (lanes * LEAST_BLOCKS))
+    return WindowSizes(lanes, window_rows, max(rows_together, 1))
 
 
 class WindowOrder:
-    """The order of a data set's rows in all epochs, with at least one row per lane."""
+    """The order of a data set's rows in all epochs, with at least one row per lane.
+
+    Rows are counted as in Dataset.rows_in_blocks, so that blocks are those of the shards.
+    """
 
     def __init__(self, rows: int, sizes: WindowSizes, seed: int, fingerprint: str) -> None:
         self.rows, self.sizes = rows, sizes
         self._seed, self._dataset_word = seed, hash_text(fingerprint)
         # Only full blocks are shuffled. The rows after the last one stay behind it.
         self._blocks = rows // sizes.block_rows
+        # The ends of the first windows of a lane, for epoch 0 and for later ones (see _spans). In epoch 0, each is
+        # twice as long as the one before it, up to window_rows.
+        doublings = max(sizes.window_rows // sizes.block_rows, 1).bit_length()
+        growing = np.minimum(sizes.block_rows << np.arange(doublings), sizes.window_rows)
+        self._growing = np.stack([np.cumsum(growing), np.full(doublings, sizes.window_rows)])
 
     def row_numbers(self, numbers: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
         """Returns the rows in the data set that are read at these numbers of the concatenated epochs."""
@@ -256,16 +259,23 @@ class WindowOrder:
         # If `lanes` does not divide the rows, the first lanes have one more row than the others.
         shortest, longer = divmod(self.rows, lanes)
         count = shortest + (lane < longer)
-        # A lane's first window holds from half of window_rows on, growing from lane to lane. So the lanes reach the
-        # ends of their windows at different times. The lane's other windows share the rest equally.
-        first = np.where(count <= most, count, np.minimum(most * (lanes + lane) // (2 * lanes), count // 2))
+        # A lane's first windows are shortened, from half of their rows on, growing from lane to lane. So the lanes
+        # reach the ends of their windows at different times. They take at most half of the lane, and its other windows
+        # share the rest equally. A lane that fits into its first window is one window.
+        ends = self._growing[np.minimum(epoch, 1)]
+        halves = np.minimum(ends * (lanes + lane[:, None]) // (2 * lanes), count[:, None] // 2)
+        ends = np.where(count[:, None] <= ends[:, :1], count[:, None], halves)
+        passed = (ends <= row[:, None]).sum(axis=1)
+        first = ends[:, -1]
         rest = count - first
         windows = np.maximum(-(-rest // most), 1)
         # Window k of the rest begins at row first + k * rest // windows. `window` is the last k that begins by `row`.
         later = np.maximum(row - first, 0)
         window = ((later + 1) * windows - 1) // np.maximum(rest, 1)
-        begin = np.where(row < first, 0, first + window * rest // windows)
-        end = np.where(row < first, first, first + (window + 1) * rest // windows)
+        borders = np.concatenate([np.zeros_like(ends[:, :1]), ends, ends[:, -1:]], axis=1)
+        index = np.arange(len(row))
+        begin = np.where(row < first, borders[index, passed], first + window * rest // windows)
+        end = np.where(row < first, borders[index, passed + 1], first + (window + 1) * rest // windows)
         start = lane * shortest + np.minimum(lane, longer)
         return _Spans(epoch, lane, row, begin, end, start + begin)
 

@@ -5,6 +5,8 @@ A phase reads one data set, or a mixture of several (data/mixture.py). `PhasedLo
 """
 
 import bisect
+import hashlib
+import json
 import os
 import re
 from collections import Counter
@@ -17,12 +19,12 @@ import numpy as np
 from bert_jax.config import MaskingConfig, PretrainConfig, PretrainDataConfig
 from bert_jax.data import schedules
 from bert_jax.data.example import Batch
-from bert_jax.data.manifest import MANIFEST, PARTS, Part, parse_manifest
+from bert_jax.data.manifest import MANIFEST, PARTS, Part, parse_manifest, parse_shard_table
 from bert_jax.data.mixture import DIGITS, Mixture, MixtureLoader, MixtureSpec, Source, read_mixture
 from bert_jax.data.order import common_lanes
 from bert_jax.data.schedules import StepSchedule, batch_segments
 from bert_jax.data.shards import Dataset, check_trainable, local_copy, open_dataset, open_output
-from bert_jax.data.streaming import StreamedDataset, open_streamed, window_caches
+from bert_jax.data.streaming import open_streamed, window_caches
 from bert_jax.errors import UserError
 from bert_jax.progress import print_note
 from bert_jax.storage.remote import as_address, is_remote
@@ -74,7 +76,7 @@ class PhasedLoader:
         segments = batch_segments(batches, [phase.first for phase in phases])
         # data.cache_bytes streams either all phases or none. They share one number of lanes, because a later phase
         # continues a data set lane by lane, and this number has to divide every phase's batches.
-        streamed = isinstance(phases[0].mixture.dataset, StreamedDataset)
+        streamed = phases[0].mixture.dataset.cache_bytes > 0
         lanes = common_lanes(batches.values) if streamed else 1
         self._caches = window_caches([phase.mixture for phase in phases], lanes, seed)
         # `_reading` is the phase of the latest batch.
@@ -120,12 +122,16 @@ class PhasedLoader:
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
-        """Identify the rows and masks of all sources, by configuration key."""
-        return {
+        """Identify the rows and masks of all sources, and their order if they are streamed, by configuration key."""
+        fingerprints = {
             source_key(phase.key, source.name): fingerprint
             for phase, loader in zip(self._phases, self._loaders, strict=True)
             for source, fingerprint in zip(phase.mixture.sources, loader.fingerprints, strict=True)
         }
+        if self._caches:
+            sizes = sorted((name, *cache.sizes) for name, cache in self._caches.items())
+            fingerprints["data.cache_bytes"] = hashlib.sha256(json.dumps(sizes).encode()).hexdigest()
+        return fingerprints
 
     @property
     def shares(self) -> Mapping[str, float]:
@@ -236,7 +242,7 @@ def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> 
     """Opens all phases' training shards.
 
     Args:
-        only_manifests: Whether to read nothing but manifests if shards are in a store.
+        only_manifests: Whether to read nothing but manifests and tables of shards if these are in a store.
 
     Raises:
         UserError: A key is missing or invalid, shards are unreadable, or sources cannot be mixed.
@@ -263,11 +269,13 @@ def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> 
         sources[key] = first, spec
 
     def opened(folder: str) -> Dataset:
-        # A plan needs nothing but the manifest, so no shard is copied from the store for it.
+        # A plan needs nothing but the manifest and the table of shards, so no shard is copied from the store for it.
         if only_manifests and is_remote(folder):
             output, part = open_output(folder)
             manifest = parse_manifest(output.read(MANIFEST), f"{output.address}/{MANIFEST}")
-            dataset = Dataset(Path(output.address), part or "train", manifest)
+            table = manifest["shards"]["table"]
+            shards = parse_shard_table(output.read(table), manifest, f"{output.address}/{table}")
+            dataset = Dataset(Path(output.address), part or "train", manifest, shards=shards)
             check_trainable(dataset)
             return dataset
         if only_manifests:

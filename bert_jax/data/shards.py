@@ -1,22 +1,20 @@
-"""Shards on disk: Arrow IPC files with columns of fixed width, and a manifest (docs/data_format.md).
+"""Data sets: the rows of all shards in a part of a build-examples output (docs/data_format.md).
 
-`open_dataset` opens a part (train or eval) of a build-examples output as a `Dataset`. It reads only the table of
-shards; a shard is memory-mapped, and its size checked, when one of its rows is first requested. `local_copy` copies
-outputs from object stores, and `open_tfds` opens TFDS data sets without TensorFlow.
+`open_dataset` opens a part (train or eval) as a `Dataset`. It reads only the table of shards; a shard is opened, and
+its size checked, when one of its rows is first requested. `local_copy` copies outputs from object stores, and
+`open_tfds` opens TFDS data sets without TensorFlow.
 """
 
 import functools
 import hashlib
-import io
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from bert_jax.array_types import Int64
 from bert_jax.data.example import Rows
@@ -34,112 +32,16 @@ from bert_jax.data.manifest import (
     read_unigram_counts,
 )
 from bert_jax.data.masking.rule import MaskingRule
+from bert_jax.data.ranges import RangeFiles, map_file, overlapping_values, size_problem
+from bert_jax.data.shard_file import Corrupt, Framing, ShardLayout, layout_problem, value_problem
 from bert_jax.errors import UserError, install_hint
-from bert_jax.storage.files import atomic_writer, wait_for_lock, write_atomic
+from bert_jax.host import most_mappings, total_memory
+from bert_jax.storage.files import wait_for_lock, write_atomic
 from bert_jax.storage.remote import Folder, as_address, first_line, is_remote
 from bert_jax.tokenization.vocabulary import Vocabulary
 from bert_jax.tokenization.vocabulary import load as load_vocabulary
 
-# The most shards that are mapped at once: well below Linux's limit of 65 530 mappings per process (vm.max_map_count).
-MOST_MAPPED = 16_384
-
 Reader = Callable[[Mapping[str, Any]], Callable[[Path], Rows]]
-
-
-class WrittenShard(NamedTuple):
-    """The manifest entry of a shard, without its name."""
-
-    rows: int
-    bytes: int
-    sha256: str
-
-
-class Corrupt(Exception):
-    """A shard does not match its manifest. The message does not name the shard."""
-
-
-def write_shard(path: Path, rows: Rows) -> WrittenShard:
-    """Writes rows atomically to one Arrow IPC file. If it raises OSError, e.g. for a full disk, there is no file."""
-    arrays, fields = [], []
-    for name, values in rows._asdict().items():
-        if values is None:
-            continue
-        # Built from buffers, because pa.array() would import numpy.ma, which takes longer than writing the column.
-        buffers = [None, pa.py_buffer(np.ascontiguousarray(values))]
-        array = pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), values.size, buffers)
-        if values.ndim > 1:
-            item = pa.field("item", array.type, nullable=False)
-            array = pa.FixedSizeListArray.from_arrays(array, type=pa.list_(item, values.shape[1]))
-        arrays.append(array)
-        fields.append(pa.field(name, array.type, nullable=False))
-    schema = pa.schema(fields)
-    with atomic_writer(path) as file:
-        hashing = _Hashing(file)
-        with pa.ipc.new_file(pa.PythonFile(hashing, "w"), schema) as writer:
-            writer.write_batch(pa.record_batch(arrays, schema=schema))
-    return WrittenShard(len(rows.input_ids), hashing.bytes, hashing.digest.hexdigest())
-
-
-class _Hashing(io.RawIOBase):
-    """Counts and hashes what is written to a file, so that no second copy of a shard is in memory."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.bytes, self.digest = 0, hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any, /) -> int:
-        self.digest.update(content)
-        self._file.write(content)
-        self.bytes += len(content)
-        return len(content)
-
-    def tell(self) -> int:
-        return self.bytes
-
-
-def read_shard(source: Path | pa.NativeFile) -> Rows:
-    """Reads a shard as read-only columns, without copying: a file on disk is memory-mapped. No file stays open.
-
-    Raises:
-        Corrupt: The file is not an Arrow IPC file with one record batch, whose columns are the fields of Rows.
-    """
-    columns = {}
-    try:
-        # The buffers keep the mapping alive after the file is closed.
-        with pa.memory_map(str(source)) if isinstance(source, Path) else source as file:
-            reader = pa.ipc.open_file(file)
-            if reader.num_record_batches != 1:
-                raise Corrupt(f"{reader.num_record_batches} record batches instead of one")
-            batch = reader.get_batch(0)
-        batch.validate()  # checks buffer sizes, because pyarrow would abort the process for some mismatches
-        for name, array in zip(batch.schema.names, batch.columns, strict=True):
-            if array.null_count:
-                raise Corrupt(f"column {name} contains nulls")
-            if pa.types.is_fixed_size_list(array.type):
-                # flatten() would import pyarrow.compute, which takes longer than mapping a hundred shards.
-                flat = array.values.to_numpy(zero_copy_only=True)
-                # `values` ignores the list array's own offset and length.
-                flat = flat.reshape(-1, array.type.list_size)[array.offset : array.offset + len(array)]
-            elif pa.types.is_integer(array.type):
-                flat = array.to_numpy(zero_copy_only=True)
-            else:
-                raise Corrupt(f"column {name} is {array.type} instead of integers in a fixed-size list")
-            columns[name] = flat
-    # A missing file is an OSError, too, but not a corrupt shard. Callers report it in other words.
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: contradictory sizes
-        raise Corrupt(f"not an Arrow IPC file ({' '.join(str(error).split())})") from error
-    # Columns with a default are present only with static masks. layout_problem compares them with the manifest.
-    needed = [name for name in Rows._fields if name not in Rows._field_defaults]
-    if missing := [name for name in needed if name not in columns]:
-        raise Corrupt(f"column {missing[0]} is missing")
-    if unknown := [name for name in columns if name not in Rows._fields]:
-        raise Corrupt(f"unknown column {unknown[0]}")
-    return Rows(**columns)
 
 
 def check_sizes(directory: str | Path, shards: ShardTable) -> None:
@@ -148,15 +50,6 @@ def check_sizes(directory: str | Path, shards: ShardTable) -> None:
         path = os.path.join(directory, name)  # pathlib is as slow as stat, which counts for thousands of shards
         if problem := size_problem(path, _size(path), stated):
             raise UserError(problem)
-
-
-def size_problem(path: str, size: int | None, stated: int) -> str | None:
-    """Describes a shard that is missing (`size` is None) or has another size than the stated one, or returns None."""
-    if size is None:
-        return f"missing shard {path}. {AGAIN}"
-    if size != stated:
-        return f"truncated or changed shard {path}: it has {size} bytes instead of {stated}. {AGAIN}"
-    return None
 
 
 def open_dataset(path: str | os.PathLike[str], part: Part, reader: Reader | None = None) -> "Dataset":
@@ -174,7 +67,7 @@ def open_dataset(path: str | os.PathLike[str], part: Part, reader: Reader | None
         part = "train" if directory.name == "train" else "eval"
         directory = directory.parent
     manifest = read_manifest(directory)
-    dataset = Dataset(directory, part, manifest, reader(manifest) if reader else read_shard)
+    dataset = Dataset(directory, part, manifest, read=reader(manifest) if reader else None)
     check_trainable(dataset, "arrow" if reader is None else manifest["format"])
     return dataset
 
@@ -193,19 +86,37 @@ def check_trainable(dataset: "Dataset", wanted: str = "arrow") -> None:
 
 
 class Dataset:
-    """One part of a build_examples output, as lazily read rows. `open_dataset` creates it."""
+    """One part of a build_examples output, as lazily read rows. Threads may share it. `open_dataset` creates it.
+
+    Shards on a disk that fit into memory together are mapped, so the system reads ahead and keeps what it read. From
+    any other shard, only the bytes of the rows are read.
+
+    Args:
+        directory: A local folder with the manifest, the tokenizer and, unless there is another `address`, the shards.
+        shards: The table of all shards; None: it is read from the directory.
+        address: The folder or store that holds the shards.
+        read: Reads shards if they are in another format than Arrow.
+        cache_bytes: Memory of this process for the windows in which training reads rows; 0: it permutes all of them.
+        memory: The bytes that shards may take in memory; None: half of the machine's memory.
+    """
 
     def __init__(
         self,
         directory: Path,
         part: Part,
         manifest: Mapping[str, Any],
-        read: Callable[[Path], Rows] = read_shard,
+        *,
+        shards: ShardTable | None = None,
+        address: str = "",
+        read: Callable[[Path], Rows] | None = None,
+        cache_bytes: float = 0.0,
+        memory: float | None = None,
     ) -> None:
         self.directory = directory
-        self.part = part
+        self.address = address or as_address(directory)
+        self.part, self.cache_bytes = part, cache_bytes
         self.manifest = dict(manifest)
-        self.shards = read_shard_table(directory, manifest).part(part)
+        self.shards = (read_shard_table(directory, manifest) if shards is None else shards).part(part)
         self.counts: Mapping[str, Any] = manifest["parts"][part]  # such as rows and tokens
         self.labelled = manifest["objective"] in PAIRS  # whether sequences are labelled pairs
         self.seq_len: int = manifest["seq_len"]
@@ -215,6 +126,7 @@ class Dataset:
         self.masking = MaskingRule.from_manifest(manifest["masking"])
         self.vocab_size: int = manifest["tokenizer"]["vocab_size"]
         self.tokenizer_hash: str = manifest["tokenizer"]["hash"]
+        self.layout = ShardLayout(manifest)
         # _ends[s] is the index of the first row after shard s. searchsorted with side="right" thus finds a row's shard,
         # and never finds an empty shard.
         self._ends = np.cumsum(self.shards.rows)
@@ -224,11 +136,26 @@ class Dataset:
         facts = zip(self.shards.names.tolist(), self.shards.rows.tolist(), hashes, strict=True)
         lines = "".join(f"{name} {rows} {sha256}\n" for name, rows, sha256 in facts)
         self.fingerprint = hashlib.sha256(lines.encode()).hexdigest()
-        self._read = read
-        self._columns = functools.lru_cache(MOST_MAPPED)(self._map)
+        size, fits = int(self.shards.bytes.sum()), total_memory() / 2 if memory is None else memory
+        if manifest["format"] == "arrow":
+            read = None
+        self._reads_whole = read is not None
+        self.mapped = not is_remote(self.address) and size <= fits and len(self.shards) <= most_mappings() // 2
+        # A read shard stays in memory, and a mapped one stays mapped.
+        self._map = functools.cache(self._map_shard)
+        self._values = functools.cache(functools.partial(self._read_whole, read) if read else self._map_values)
+        self._framing: Framing | None = None  # of the first shard that is opened
+        self._begins, self._headers = np.zeros((2, len(self.shards)), np.int64)  # _begins is 0 until it is opened
 
-    def gather(self, indices: Int64[np.ndarray, "R"]) -> Rows:
+    @functools.cached_property
+    def _files(self) -> RangeFiles:
+        return RangeFiles(self.address)
+
+    def gather(self, indices: Int64[np.ndarray, "R"], into: Rows | None = None) -> Rows:
         """Copies rows to contiguous columns, in the order of `indices`.
+
+        Args:
+            into: Columns of R rows that are filled and returned.
 
         Raises:
             IndexError: An index is outside [0, rows).
@@ -236,35 +163,154 @@ class Dataset:
         """
         if len(indices) and (indices.min() < 0 or indices.max() >= self.rows):
             raise IndexError(f"rows {indices.min()} to {indices.max()} are not all in [0, {self.rows})")
-        # Every shard is visited once. `order` sorts the places in the output by shard, and `owners` holds their shards.
-        owners = np.searchsorted(self._ends, indices, side="right")
-        first = self._columns(int(owners[0]) if len(indices) else 0)
-        out = [np.empty((len(indices), *column.shape[1:]), column.dtype) for column in first]
-        order = np.argsort(owners, kind="stable")
-        numbers, begins = np.unique(owners[order], return_index=True)
-        ends = np.append(begins, len(order))[1:]
-        for shard, begin, end in zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True):
-            # With many shards, most contribute one row. numpy is 5 times as fast with a plain number as with an array.
-            places: Any = int(order[begin]) if end - begin == 1 else order[begin:end]
-            local = indices[places] - (self._ends[shard] - self.shards.rows[shard])
-            for target, column in zip(out, self._columns(shard), strict=True):
-                target[places] = column[local]
-        # Only trailing fields of Rows can be absent (the static masks), so the columns in order are its first
-        # arguments.
-        rows = Rows(*out)
+        rows = self.layout.allocate(len(indices)) if into is None else into
+        # Every shard is visited once, from front to back. `order` holds the places of the ascending rows in the output.
+        order = np.argsort(indices, kind="stable")
+        shards = np.searchsorted(self._ends, indices[order], side="right")
+        numbers, begins = np.unique(shards, return_index=True)
+        local = indices[order] - (self._ends - self.shards.rows)[shards]
+        columns = [column for column in rows if column is not None]
+        if self._reads_whole:
+            self._copy_mapped(columns, order, numbers, begins, [local] * len(columns))
+        else:
+            for shard in numbers[self._begins[numbers] == 0].tolist():
+                self._open(shard)
+            offsets = self.layout.offsets(self._begins[shards], self._headers[shards], self.shards.rows[shards], local)
+            if self.mapped:
+                self._copy_mapped(columns, order, numbers, begins, offsets)
+            else:
+                self._copy_ranges(columns, order, shards, offsets)
         # Only copied rows are checked, because a check of whole shards would read them from disk. After a problem, the
         # rows' shards are searched for the one to name.
         if value_problem(rows, self.manifest):
-            for shard in numbers.tolist():  # the damaged one raises an error with its name
-                self.shard_rows(shard)
+            for shard, picked in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True):
+                some = Rows(*(column[picked] for column in columns))
+                if problem := value_problem(some, self.manifest):
+                    raise self._damaged(shard, problem)
         return rows
 
+    def rows_in_blocks(self, numbers: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
+        """Returns the rows with these numbers if all full blocks are counted first, and then the rows after them.
+
+        Without it, the blocks of all shards but the first would begin at any number.
+        """
+        full = self.shards.rows // self.layout.block_rows * self.layout.block_rows
+        starts = self._ends - self.shards.rows
+        counts, starts = np.concatenate([full, self.shards.rows - full]), np.concatenate([starts, starts + full])
+        ends = np.cumsum(counts)
+        piece = np.searchsorted(ends, numbers, side="right")
+        return starts[piece] + numbers - (ends - counts)[piece]
+
+    def _copy_mapped(
+        self,
+        columns: Sequence[np.ndarray],
+        order: Int64[np.ndarray, "R"],
+        numbers: Int64[np.ndarray, "N"],
+        begins: Int64[np.ndarray, "N"],
+        offsets: Sequence[Int64[np.ndarray, "R"]],
+    ) -> None:
+        """Copies rows from shards in memory. The rows of shard numbers[i] begin at begins[i] of `order`."""
+        # A row of a column is copied as one value of so many bytes.
+        targets = [
+            np.ndarray((len(order),), f"V{width}", column)
+            for column, width in zip(columns, self.layout.widths, strict=True)
+        ]
+        ends = np.append(begins, len(order))[1:]
+        for shard, begin, end in zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            # With many shards, most contribute one row. numpy is 5 times as fast with a plain number as with an array.
+            picked: Any = begin if end - begin == 1 else slice(begin, end)
+            places = order[picked]
+            for target, values, offset in zip(targets, self._values(shard), offsets, strict=True):
+                target[places] = values[offset[picked]]
+
+    def _copy_ranges(
+        self,
+        columns: Sequence[np.ndarray],
+        order: Int64[np.ndarray, "R"],
+        shards: Int64[np.ndarray, "R"],
+        offsets: Sequence[Int64[np.ndarray, "R"]],
+    ) -> None:
+        """Reads rows from files. Consecutive rows of a block that stay together are one run, and read at once."""
+        targets = [column.reshape(-1).view(np.uint8).data for column in columns]
+        widths = self.layout.widths
+        # In the first column, a row follows the row before it only within a block.
+        apart = (np.diff(offsets[0]) != widths[0]) | (np.diff(order) != 1) | (np.diff(shards) != 0)
+        runs = np.append(np.zeros(min(len(order), 1), np.int64), np.flatnonzero(apart) + 1)
+        lengths = np.diff(np.append(runs, len(order))).tolist()
+        starts = zip(*(offset[runs].tolist() for offset in offsets), strict=True)
+        each = zip(shards[runs].tolist(), order[runs].tolist(), lengths, starts, strict=True)
+        for shard, place, rows, begins in each:
+            parts = [
+                target[place * width : (place + rows) * width] for target, width in zip(targets, widths, strict=True)
+            ]
+            self._files.read_columns(*self._file(shard), parts, begins)
+
+    def _open(self, shard: int) -> None:
+        """Finds a shard's columns. Raises UserError if it is missing, has a wrong size or is damaged."""
+        (name, size), rows = self._file(shard), int(self.shards.rows[shard])
+        mapped, framing = self._map(shard) if self.mapped else None, self._framing
+
+        def read(offset: int, length: int) -> memoryview:
+            if mapped is not None:
+                return mapped[offset : offset + length]
+            return self._files.read(name, size, offset, length)
+
+        # Shards by one version of pyarrow share their framing, which is then read once. Any other one is read, too.
+        same = framing is not None and self.layout.file_bytes(rows, framing) == size
+        if framing is None or not same or read(0, len(framing.schema)) != framing.schema:
+            try:
+                framing = self.layout.read_framing(read, rows, size)
+            except Corrupt as error:
+                raise self._damaged(shard, str(error)) from None
+        self._framing = self._framing or framing
+        # `_begins` comes last, because other threads take a shard as opened from then on.
+        self._headers[shard] = framing.header
+        self._begins[shard] = len(framing.schema)
+
+    def _file(self, shard: int) -> tuple[str, int]:
+        """Returns a shard's name and size."""
+        return str(self.shards.names[shard]), int(self.shards.bytes[shard])
+
+    def _map_shard(self, shard: int) -> memoryview:
+        name, size = self._file(shard)
+        return map_file(os.path.join(self.address, name), size)
+
+    def _map_values(self, shard: int) -> list[np.ndarray]:
+        return overlapping_values(self._map(shard), self.layout.widths)
+
+    def _read_whole(self, read: Callable[[Path], Rows], shard: int) -> list[np.ndarray]:
+        """Reads a shard in another format. Returns an array for each column: element i is the value of row i."""
+        path, problem = self.directory / self.shards.names[shard], None
+        try:
+            rows = read(path)
+            problem = layout_problem(rows, int(self.shards.rows[shard]), self.manifest)
+        except Corrupt as error:
+            problem = str(error)
+        except FileNotFoundError:
+            problem = "the file no longer exists"
+        if problem:
+            raise self._damaged(shard, problem)
+        columns = (column for column in rows if column is not None)
+        return [
+            np.ndarray((len(column),), f"V{width}", np.ascontiguousarray(column))
+            for column, width in zip(columns, self.layout.widths, strict=True)
+        ]
+
+    def _damaged(self, shard: int, problem: str) -> UserError:
+        return UserError(
+            f"damaged shard {self.address}/{self.shards.names[shard]}: {problem}. {AGAIN} "
+            f"(to list all damage: bert-jax inspect-shards {self.address} --verify)"
+        )
+
     def shard_rows(self, shard: int) -> Rows:
-        """Returns a shard's rows, memory-mapped. Raises UserError if it cannot be read."""
-        rows = Rows(*self._columns(shard))
-        if problem := value_problem(rows, self.manifest):
-            raise _damaged(self.directory / self.shards.names[shard], problem)
-        return rows
+        """Returns a copy of a shard's rows. Raises UserError if it cannot be read."""
+        end = int(self._ends[shard])
+        return self.gather(np.arange(end - int(self.shards.rows[shard]), end))
+
+    def close(self) -> None:
+        """Interrupts threads that wait for their next attempt to read."""
+        if "_files" in self.__dict__:
+            self._files.close()
 
     def unigram_counts(self) -> Int64[np.ndarray, "V"]:
         """Reads how often every id occurs in the training rows. Raises UserError for a missing or damaged file."""
@@ -280,86 +326,6 @@ class Dataset:
                 f"{self.tokenizer_hash[:12]}. Restore the original tokenizer, or build the examples again"
             )
         return loaded
-
-    def _map(self, shard: int) -> list[np.ndarray]:
-        """Maps a shard's columns, in the order of Rows."""
-        path = self.directory / self.shards.names[shard]
-        if wrong_size := size_problem(str(path), _size(path), int(self.shards.bytes[shard])):
-            raise UserError(wrong_size)
-        try:
-            rows = self._read(path)
-            problem = layout_problem(rows, int(self.shards.rows[shard]), self.manifest)
-        except Corrupt as error:
-            problem = str(error)
-        except FileNotFoundError:
-            problem = "the file no longer exists"
-        if problem:
-            raise _damaged(path, problem)
-        # Later calls reuse the mapping. layout_problem has made sure that all shards have the same columns.
-        return [column for column in rows if column is not None]
-
-
-def _damaged(path: Path, problem: str) -> UserError:
-    return UserError(
-        f"damaged shard {as_address(path)}: {problem}. {AGAIN} "
-        f"(to list all damage: bert-jax inspect-shards {as_address(path.parent.parent)} --verify)"
-    )
-
-
-def value_problem(rows: Rows, manifest: Mapping[str, Any]) -> str | None:
-    """Describes an invalid value in the rows, or returns None.
-
-    This is a quick check of every batch. `bert-jax inspect-shards DIR --verify` checks much more.
-    """
-    vocab_size, length = manifest["tokenizer"]["vocab_size"], manifest["seq_len"]
-    # There may be no rows: initial=0 gives every maximum a value.
-    total = rows.sequence_lengths.sum(axis=1, dtype=np.int64).max(initial=0)
-    checks = [
-        (rows.input_ids.max(initial=0) >= vocab_size, f"an id outside of the vocabulary of {vocab_size}"),
-        (total > length, f"sequences longer than the row of {length} positions"),
-        ((rows.first_segment_lengths > rows.sequence_lengths).any(), "a segment longer than its sequence"),
-        (rows.next_sentence_labels.max(initial=0) > 1, "a next-sentence label over 1"),
-    ]
-    if rows.masked_ids is not None and rows.masked_positions is not None:
-        checks += [
-            (rows.masked_ids.max(initial=0) >= vocab_size, f"a masked id outside of the vocabulary of {vocab_size}"),
-            (
-                rows.masked_positions.max(initial=0) >= length,
-                f"a masked position outside of the row of {length} positions",
-            ),
-        ]
-    return next((problem for invalid, problem in checks if invalid), None)
-
-
-def stored_columns(manifest: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Returns the columns (docs/data_format.md) by name: the shape and dtype of a row's values."""
-    length, pack = manifest["seq_len"], manifest["pack"]
-    ids = "uint16" if manifest["tokenizer"]["vocab_size"] <= 1 << 16 else "uint32"
-    columns: dict[str, tuple[tuple[int, ...], str]] = {
-        "input_ids": ((length,), ids),
-        "sequence_lengths": ((pack,), "uint16"),
-        "first_segment_lengths": ((pack,), "uint16"),
-        "next_sentence_labels": ((pack,), "int8"),
-        "sequence_keys": ((pack,), "uint64"),
-    }
-    if manifest["masking"]["kind"] == "static":
-        most = manifest["masking"]["max_predictions"]
-        columns |= {
-            "masked_positions": ((most,), "uint16"),
-            "masked_ids": ((most,), ids),
-            "masked_counts": ((), "uint16"),
-        }
-    return columns
-
-
-def layout_problem(rows: Rows, count: int, manifest: Mapping[str, Any]) -> str | None:
-    """Describes the first column of a shard with a wrong shape or dtype, or returns None."""
-    wanted = {name: ((count, *shape), kind) for name, (shape, kind) in stored_columns(manifest).items()}
-    for name, values in rows._asdict().items():
-        got = None if values is None else (values.shape, str(values.dtype))
-        if got != wanted.get(name):
-            return f"column {name} is {got}, but the manifest requires {wanted.get(name)}"
-    return None
 
 
 # Local copies of shards in an object store or on a slow disk. Runs share them.

@@ -280,7 +280,8 @@ def test_a_plan_of_shards_in_a_store_reads_only_their_manifest(shards_dir, tmp_p
     """With the keys of a pretraining run, which copies or streams the rows."""
     served(tmp_path / "books", monkeypatch)
     (tmp_path / "books").mkdir()
-    shutil.copy(shards_dir / "manifest.json", tmp_path / "books")
+    for name in ("manifest.json", "shards.arrow"):
+        shutil.copy(shards_dir / name, tmp_path / "books")
     keys |= {"cache_dir": str(tmp_path / "cache")}
 
     def rows(seq_len: int | None = None, **data: str) -> RowSpec:

@@ -13,11 +13,13 @@ import pytest
 from pyarrow import fs
 
 from bert_jax.config import PretrainConfig, PretrainDataConfig
+from bert_jax.data import ranges, shard_file
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import COUNTED, PARTS, SCHEMA_VERSION, ShardTable, read_manifest, read_unigram_counts
 from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.data.phases import open_held_out, open_phases
-from bert_jax.data.shards import local_copy, open_dataset, read_shard, write_shard
+from bert_jax.data.shard_file import ShardLayout, read_shard, write_shard
+from bert_jax.data.shards import Dataset, local_copy, open_dataset
 from bert_jax.errors import UserError
 from bert_jax.storage import remote
 from bert_jax.tokenization.vocabulary import Vocabulary
@@ -128,6 +130,54 @@ def test_gather_gives_the_rows_asked_for_in_order(tmp_path: Path, static: bool) 
         got = dataset.gather(indices)
         assert_rows_equal(got, Rows(*(None if column is None else column[indices] for column in everything)))
         assert all(column is None or (column.flags.c_contiguous and column.flags.writeable) for column in got)
+
+
+def test_ranges_of_files_give_the_rows_that_mappings_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards that exceed the memory, of several blocks each, with fewer open files than shards."""
+    monkeypatch.setattr(shard_file, "BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr(ranges, "OPEN_FILES", 3)
+    everything = write_output(tmp_path, [5, 1, 100, 3, *[17] * 20])
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    dataset = Dataset(tmp_path, "train", read_manifest(tmp_path), memory=0.0)
+    assert not dataset.mapped and open_dataset(tmp_path, "train").mapped
+    generator = np.random.default_rng(0)
+    for indices in (generator.integers(0, dataset.rows, 300), np.arange(dataset.rows), np.arange(0)):
+        wanted = Rows(*(None if column is None else column[indices] for column in everything))
+        assert_rows_equal(dataset.gather(indices), wanted)
+        assert_rows_equal(open_dataset(tmp_path, "train").gather(indices), wanted)
+    assert_rows_equal(
+        dataset.shard_rows(2), Rows(*(None if column is None else column[6:106] for column in everything))
+    )
+    if before:
+        assert len(os.listdir("/proc/self/fd")) <= before + 4
+    dataset.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts the bytes read from the disk in /proc")
+def test_a_row_of_shards_that_exceed_the_memory_reads_few_pages(tmp_path: Path) -> None:
+    """At most 16 KB a row, on average over rows of which no page is in memory."""
+    write_output(tmp_path, [1])
+    manifest = json.loads((tmp_path / "manifest.json").read_text()) | {"seq_len": 128}
+    rows = ShardLayout(manifest).allocate(250_000)
+    for column in rows[:5]:
+        column[:] = 0
+    shard = {"name": "train/shard-00000.arrow", **write_shard(tmp_path / "train/shard-00000.arrow", rows)._asdict()}
+    manifest["shards"] = [shard]
+    descriptor = os.open(tmp_path / shard["name"], os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    dataset, read = Dataset(tmp_path, "train", manifest, memory=shard["bytes"] - 1.0), bytes_read()
+    dataset.gather(np.random.default_rng(0).integers(0, dataset.rows, 200))
+    if not bytes_read() - read:
+        pytest.skip("the folder is in memory")
+    assert bytes_read() - read <= 200 * 16_000
+
+
+def bytes_read() -> int:
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
 @pytest.mark.parametrize("index", [-1, 5])

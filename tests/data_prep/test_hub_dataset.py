@@ -43,11 +43,10 @@ print(json.dumps([dataset.rows, dataset.gather(np.array([5, 0])).input_ids.tolis
 WINDOWS = """
 import contextlib, sys
 import numpy as np
-from bert_jax.data.streaming import open_streamed
-from bert_jax.data.streaming import WindowCache
+from bert_jax.data.streaming import WindowCache, open_streamed, window_order
 address, cache = sys.argv[1:]
 dataset = open_streamed(address, 1e9, cache, False, lambda line: None)
-with contextlib.closing(WindowCache(dataset.order(4, 0), dataset)) as windows:
+with contextlib.closing(WindowCache(window_order(dataset, 4, 0), dataset)) as windows:
     print(sorted(windows.read(np.arange(dataset.rows)).sequence_keys[:, 0].tolist()))
 """
 CONVERTED = "refs/convert/parquet"

@@ -15,7 +15,8 @@ import pytest
 from bert_jax.data.example import Rows, unmasked_ids
 from bert_jax.data.manifest import read_shard_table, read_unigram_counts
 from bert_jax.data.masking.masker import Masker
-from bert_jax.data.shards import Corrupt, open_dataset, read_shard, write_shard
+from bert_jax.data.shard_file import Corrupt, read_shard, write_shard
+from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.reporting.document import excerpt_text
 from data_prep import joining, output_files

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.data.example import Rows
-from bert_jax.data.shards import open_dataset, read_shard, write_shard
+from bert_jax.data.shard_file import read_shard, write_shard
+from bert_jax.data.shards import open_dataset
 from bert_jax.errors import RunAgain
 from data_prep import joining
 from data_prep.build import build

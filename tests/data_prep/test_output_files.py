@@ -19,7 +19,8 @@ from bert_jax.commands import copy_examples
 from bert_jax.commands.copy_examples import copy
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import ShardTable
-from bert_jax.data.shards import Corrupt, open_dataset
+from bert_jax.data.shard_file import Corrupt
+from bert_jax.data.shards import open_dataset
 from bert_jax.errors import RunAgain, UserError
 from bert_jax.storage import remote
 from data_prep import output_files

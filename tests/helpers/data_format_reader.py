@@ -225,12 +225,21 @@ class Table:
 
 
 def arrow_columns(content: bytes) -> dict[str, list[Any]]:
-    """The columns of a file of one record batch: integers, or lists of as many integers in each row."""
+    """The columns of a file: integers, or lists of as many integers in each row."""
     assert content[:6] == content[-6:] == b"ARROW1"
     size = _read("<i", content, len(content) - 10)
     begin = len(content) - 10 - size
     footer = Table(content, begin + _read("<I", content, begin))
-    [(offset, metadata_size, body_size)] = footer.structs(3, "<qi4xq")
+    columns: dict[str, list[Any]] = {}
+    for offset, metadata_size, body_size in footer.structs(3, "<qi4xq"):
+        for name, values in _block_columns(content, footer, offset, metadata_size, body_size).items():
+            columns.setdefault(name, []).extend(values)
+    return columns
+
+
+def _block_columns(
+    content: bytes, footer: Table, offset: int, metadata_size: int, body_size: int
+) -> dict[str, list[Any]]:
     assert content[offset : offset + 4] == b"\xff\xff\xff\xff"
     message = Table(content, offset + 8 + _read("<I", content, offset + 8))
     body = offset + metadata_size

@@ -32,12 +32,12 @@ class Table(Dataset):
 
     def __init__(self, rows: Rows, static: bool = False, rule: MaskingRule = WORDS) -> None:
         self.columns, self.rows, self.static = rows, len(rows.input_ids), static
-        self.masking = rule
+        self.masking, self.cache_bytes = rule, 0.0
         self.seq_len, self.pack = rows.input_ids.shape[1], rows.sequence_lengths.shape[1]
         self.max_predictions = max_predictions(self.seq_len, self.pack, rule.rate)
         self.tokenizer_hash, self.fingerprint, self.directory = Facts.content_hash, "rows", Path("DIR")
 
-    def gather(self, indices: np.ndarray) -> Rows:
+    def gather(self, indices: np.ndarray, into: Rows | None = None) -> Rows:
         return Rows(*(None if column is None else column[indices] for column in self.columns))
 
     def unigram_counts(self) -> np.ndarray:

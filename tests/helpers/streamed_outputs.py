@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import fsspec
 import numpy as np
@@ -19,16 +20,25 @@ from pyarrow import fs
 
 from bert_jax import pretraining
 from bert_jax.commands import copy_examples
+from bert_jax.data import shard_file
 from bert_jax.data.example import Batch
 from bert_jax.data.phases import PhasedLoader
-from bert_jax.data.shards import open_dataset, write_shard
+from bert_jax.data.shard_file import write_shard
+from bert_jax.data.shards import open_dataset
 from bert_jax.data.streaming import open_streamed
 from bert_jax.storage import remote
 from bert_jax.train.workdir import read_params
 from tests.helpers import shard_tables
 
 
-def many_rows(shards_dir: Path, copy: Path, shards: int = 5, rows: int = 400, first: int = 0) -> Path:
+def many_rows(
+    shards_dir: Path,
+    copy: Path,
+    shards: int = 5,
+    rows: int = 400,
+    first: int = 0,
+    block_bytes: int = shard_file.BLOCK_BYTES,
+) -> Path:
     """An output of many different rows: those of the sample, with other keys and, in the ids, numbers from `first`."""
     shutil.copytree(shards_dir, copy)
     manifest = json.loads((copy / "manifest.json").read_text())
@@ -41,7 +51,8 @@ def many_rows(shards_dir: Path, copy: Path, shards: int = 5, rows: int = 400, fi
         keys = np.uint64(shard << 32) + np.arange(count, dtype=np.uint64)
         some = some._replace(sequence_keys=keys[:, None])
         name = f"train/shard-{shard:05d}.arrow"
-        written = write_shard(copy / name, some)
+        with mock.patch.object(shard_file, "BLOCK_BYTES", block_bytes):
+            written = write_shard(copy / name, some)
         entries.append({"name": name, **written._asdict()})
         number += count
     held_out = shard_tables.entries(copy, "eval/")
