@@ -65,7 +65,6 @@ def build_share(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
         refuse_existing(output)
     elif options.format != "arrow":
         raise UserError(f"--format {options.format} needs a local --output. Copy the folder when it is complete")
-    engine = engines.choose(options.engine, options.workers, options.engine_options)
     (share,) = build_options.parse_share(options.part)
     # --part +K extends the output that has the tokenizer. Without this check, a share number that is taken would only
     # be noticed hours later, when the outputs are merged.
@@ -81,6 +80,7 @@ def build_share(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
         processes.begin(options.workers)  # starts while this process reads the tokenizer
     # Files that this job or an earlier run of it wrote are not text.
     sources = find_sources(str(options.input), options.weights, jobs.own_folders(output))
+    engine = engines.choose(options.engine, options.workers, options.engine_options)
     tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
     if options.newlines == "keep":
         refuse_newlines(tokenizer)

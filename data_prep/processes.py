@@ -48,6 +48,7 @@ WORTH_A_PROCESS = 1_000_000
 # document or --unit_mb exceeds. The process that distributes units does not build such a unit itself.
 LONG_UNIT = 16_000_000
 
+Task = Callable[[str], None]  # what an engine runs for a name
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Record = TypeVar("Record")  # the result of a unit

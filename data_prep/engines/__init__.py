@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from bert_jax.errors import UserError, install_hint
 from data_prep import processes
-
-Task = Callable[[str], None]
+from data_prep.processes import Task
 
 _PACKAGES = {"beam": "apache_beam", "ray": "ray"}
 

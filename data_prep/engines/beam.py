@@ -17,8 +17,7 @@ from typing import Any
 from bert_jax.command_line import explain_os_error
 from bert_jax.errors import RunAgain, UserError
 from data_prep import processes
-from data_prep.engines import Task
-from data_prep.processes import KEPT, KILLED, cores
+from data_prep.processes import KEPT, KILLED, Task, cores
 
 _POLL_SECONDS = 5.0  # a look-up may cost a request to a store; the first ones come sooner, for short jobs
 # A worker's error is marked in the text of an exception, because a runner passes on only that text.

@@ -14,8 +14,7 @@ from typing import Any
 
 from bert_jax.command_line import Parser
 from bert_jax.errors import UserError
-from data_prep.engines import Task
-from data_prep.processes import KEPT
+from data_prep.processes import KEPT, Task
 
 # How often a unit is retried after its worker or node was lost.
 RETRIES = 5
