@@ -101,7 +101,7 @@ def prepare(text: Path | str, arguments: argparse.Namespace, workers: int, folde
     seconds = timed([bert_jax_command(text, output, arguments, workers)], folder)
     manifest = read_manifest(output)
     shutil.rmtree(output)
-    return Prepared(seconds, manifest["counts"], sum(shard["bytes"] for shard in manifest["shards"]))
+    return Prepared(seconds, manifest["counts"], manifest["shards"]["bytes"])
 
 
 def watch(text: Path | str, arguments: argparse.Namespace, workers: int, folder: Path) -> Watched:

@@ -12,6 +12,7 @@ random tokens.) It runs in PYTHON, an interpreter with torch and transformers; w
 --input defaults to the text in data_prep/sample, --tokenizer to a vocabulary trained on it.
 """
 
+import dataclasses
 import json
 import os
 import shutil
@@ -28,8 +29,10 @@ import numpy as np
 from benchmarks import common
 from bert_jax import command_line, errors
 from bert_jax.data import shards
+from bert_jax.data.manifest import MANIFEST, SHARD_TABLE, read_manifest, read_shard_table
 from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.data.phases import PhasedLoader
+from bert_jax.storage.files import write_atomic, write_json
 from data_prep import build, vocabulary
 from data_prep.build_options import BuildOptions
 from data_prep.vocabulary import TokenizerOptions
@@ -112,14 +115,17 @@ def _our_rate(directory: Path, unit: str = "word", batch_size: int = BATCH_SIZE)
 
 def many_shards(directory: Path, many: Path) -> Path:
     """Creates a folder of MANY_SHARDS training shards, hard links to those of `directory`, without held-out rows."""
-    manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
-    real = [shard for shard in manifest["shards"] if shard["name"].startswith("train/")]
-    manifest["shards"] = [real[i % len(real)] | {"name": f"train/shard-{i:05d}.arrow"} for i in range(MANY_SHARDS)]
-    manifest["parts"]["eval"]["rows"] = 0
+    manifest = read_manifest(directory)
+    real = read_shard_table(directory, manifest).part("train")
+    links = real.select(np.arange(MANY_SHARDS) % len(real))
+    table = dataclasses.replace(links, names=np.array([f"train/shard-{i:05d}.arrow" for i in range(MANY_SHARDS)]))
     (many / "train").mkdir(parents=True)
-    for i, shard in enumerate(manifest["shards"]):
-        os.link(directory / real[i % len(real)]["name"], many / shard["name"])
-    (many / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    for old, new in zip(links.names, table.names, strict=True):
+        os.link(directory / old, many / new)
+    manifest["parts"]["eval"]["rows"] = 0
+    manifest["shards"] = table.summary(content := table.encode())
+    write_atomic(many / SHARD_TABLE, content)
+    write_json(many / MANIFEST, manifest)
     shutil.copytree(directory / "tokenizer", many / "tokenizer")
     return many
 

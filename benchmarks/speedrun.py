@@ -35,7 +35,7 @@ from benchmarks.scores import DATA, Score
 from bert_jax import command_line
 from bert_jax import config as config_lib
 from bert_jax.config import PretrainConfig
-from bert_jax.data.manifest import read_manifest
+from bert_jax.data.manifest import read_manifest, read_shard_table
 from bert_jax.data.shards import read_shard
 from bert_jax.errors import UserError
 from bert_jax.model import sizes
@@ -180,7 +180,7 @@ class Speedrun:
 
     def _write_rows(self, target: Path) -> None:
         """Writes the ids of all rows of train as uint16[rows, T]."""
-        shards = [shard["name"] for shard in read_manifest(self.shards)["shards"] if shard["name"].startswith("train/")]
+        shards = read_shard_table(self.shards, read_manifest(self.shards)).part("train").names
         np.save(target, np.concatenate([read_shard(self.shards / name).input_ids for name in shards]))
 
     def _peer_line(self, folder: Path) -> list[str]:

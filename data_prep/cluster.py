@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from bert_jax.data.manifest import MANIFEST, PARTS
+from bert_jax.data.manifest import MANIFEST, PARTS, read_shard_table
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter
 from bert_jax.storage.files import scratch_folder
@@ -353,7 +353,7 @@ class Cluster:
 
     def publish(self, manifest: dict[str, Any]) -> None:
         """Completes an output in a store: copies the files that this machine made, the manifest last."""
-        shards = {shard["name"] for shard in manifest["shards"]}
+        shards = set(read_shard_table(self.job.directory, manifest).names.tolist())
         for name in self._folder.names():
             if name.startswith(PARTS) and name not in shards:
                 self._folder.remove(name)  # by an earlier run, on other text

@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_jax.array_types import Int64, Integer
 from bert_jax.data.example import Rows, unmasked_ids
-from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest, read_unigram_counts
+from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest, read_shard_table, read_unigram_counts
 from bert_jax.data.masking.masker import Masker
 from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.data.shards import Corrupt, Dataset, check_sizes, layout_problem
@@ -173,20 +173,21 @@ def verify(directory: Path, progress: Callable[[int], None] = lambda size: None)
     manifest = read_manifest(directory)  # first, so that a folder that is no output is not reported as damaged
     listed = output_files.read_sums(directory)
     _raise_first(directory, output_files.find_damage(directory, listed, progress))
-    check_sizes(directory, manifest["shards"])
+    shards = read_shard_table(directory, manifest)
+    check_sizes(directory, shards)
     _check_totals(directory / MANIFEST, manifest)
     tokenizer = open_tokenizer(directory, manifest)
     read = output_files.reader(manifest)
     statistics: dict[Part, PartStatistics] = {part: PartStatistics(directory, manifest, tokenizer) for part in PARTS}
     key_ranges: list[tuple[int, int]] = []
     problems = {}
-    for shard in manifest["shards"]:
-        part = cast(Part, shard["name"].split("/")[0])
+    for shard, name in enumerate(shards.names.tolist()):
+        part = cast(Part, name.split("/")[0])
         try:
-            if listed.get(shard["name"]) != shard["sha256"]:
-                raise Corrupt(f"its sha256 is not that of {MANIFEST}")
-            rows = read(directory / shard["name"])
-            if problem := layout_problem(rows, shard["rows"], manifest):
+            if listed.get(name) != shards.sha256(shard):
+                raise Corrupt(f"its sha256 is not that of {manifest['shards']['table']}")
+            rows = read(directory / name)
+            if problem := layout_problem(rows, int(shards.rows[shard]), manifest):
                 raise Corrupt(problem)
             _check_rows(rows, manifest, tokenizer)
             key_ranges += _key_range(part, rows)
@@ -199,8 +200,8 @@ def verify(directory: Path, progress: Callable[[int], None] = lambda size: None)
                     if not all(map(np.array_equal, again, batch)):  # type: ignore[arg-type]
                         raise Corrupt("static masks that are not those of epoch 0")
         except (Corrupt, ValueError) as error:  # ValueError: the masker finds more predictions than fit
-            problems[shard["name"]] = str(error)
-        progress(shard["bytes"])
+            problems[name] = str(error)
+        progress(int(shards.bytes[shard]))
     _raise_first(directory, problems)
     for (_, last), (first, _) in itertools.pairwise(sorted(key_ranges)):
         if first <= last:
@@ -459,9 +460,11 @@ def _settings(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         for name, value in manifest.items()
         if isinstance(value, str | int | float) and name not in ("schema_version", "unigram_counts")
     }
-    for name in ("sources", "shards"):
-        size = sum(file["bytes"] for file in manifest[name])
-        options[name] = f"{len(manifest[name])} files, {size / 1e6:.1f} MB"
+    for name, count, size in (
+        ("sources", len(manifest["sources"]), sum(file["bytes"] for file in manifest["sources"])),
+        ("shards", manifest["shards"]["count"], manifest["shards"]["bytes"]),
+    ):
+        options[name] = f"{count} files, {size / 1e6:.1f} MB"
     return {"": options, **{name: manifest[name] for name in ("masking", "tokenizer", "versions")}}
 
 

@@ -4,7 +4,7 @@ DIR.incomplete/job/arguments.json    everything that decides the output; only a 
 DIR.incomplete/job/lock              held by the one process that may write here
 DIR.incomplete/job/units/NAME.json   the record for a finished unit, written after its shards and NAME.npy
 DIR.incomplete/job/units/NAME.npy    how often ids and sequence lengths occur
-DIR.incomplete/tokenizer, train, eval, manifest.json, unigram_counts.npy, SHA256SUMS   as in DIR
+DIR.incomplete/tokenizer, train, eval, manifest.json, shards.arrow, unigram_counts.npy, SHA256SUMS   as in DIR
 
 bert-jax clean shares the functions up to `check_arguments`; records and `Job` belong to build-examples.
 """
@@ -29,7 +29,7 @@ import numpy as np
 
 import bert_jax
 from bert_jax.array_types import Int64
-from bert_jax.data.manifest import MANIFEST, PARTS, REARRANGED, SCHEMA_VERSION, Part
+from bert_jax.data.manifest import MANIFEST, PARTS, REARRANGED, SCHEMA_VERSION, Part, ShardTable
 from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.errors import Stopped, UserError
 from bert_jax.storage.files import incomplete_path, lock, read_json, refuse_existing, write_atomic
@@ -304,12 +304,13 @@ class Job(NamedTuple):
             rule = dataclasses.replace(rule, words="spaces")
         manifest = _manifest(self.arguments, rule, self.tokenizer, records, skipped, lengths, cleaning)
         # A killed worker may have left files behind.
-        names = {shard["name"] for shard in manifest["shards"]}
+        shards = ShardTable.of_entries(shard for record in records for shard in record.shards)
+        names = set(shards.names.tolist())
         for part in PARTS:
             for path in (self.directory / part).iterdir():
                 if f"{part}/{path.name}" not in names:
                     path.unlink()
-        write_with_manifest(self.directory, manifest)
+        write_with_manifest(self.directory, manifest, shards)
         if not is_remote(self.output):
             complete(self.directory, self.output)
         return manifest
@@ -393,7 +394,6 @@ def _manifest(
             part: sum_part([zeros, *(counts for of, counts in counted if of == part)], lengths[part]) for part in PARTS
         },
         "unigram_counts": UNIGRAMS,
-        "shards": [shard for record in records for shard in record.shards],
         "versions": versions(),
         **({"shares": [shares]} if options.part else {}),
     }

@@ -5,14 +5,14 @@ import itertools
 import os
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.array_types import Int64
-from bert_jax.data.manifest import PARTS, Part, read_manifest, read_unigram_counts
+from bert_jax.data.manifest import PARTS, Part, ShardTable, read_manifest, read_shard_table, read_unigram_counts
 from bert_jax.data.shards import Corrupt, check_sizes, read_shard
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter, print_note
@@ -40,10 +40,8 @@ def merge(inputs: Sequence[Path], output: Path, *, quiet: bool = True) -> dict[s
         refuse_inside(output, folder)
     _check_alike(outputs)
     _check_shares(outputs)
-    with (
-        atomic_folder(output) as folder,
-        Reporter("merging", sum(len(manifest["shards"]) for manifest, _ in outputs), ("shards",), quiet) as reporter,
-    ):
+    count = sum(manifest["shards"]["count"] for manifest, _ in outputs)
+    with atomic_folder(output) as folder, Reporter("merging", count, ("shards",), quiet) as reporter:
         for part in PARTS:
             (folder / part).mkdir()
         shutil.copytree(outputs[0][1] / "tokenizer", folder / "tokenizer")
@@ -51,18 +49,19 @@ def merge(inputs: Sequence[Path], output: Path, *, quiet: bool = True) -> dict[s
         unigrams = functools.reduce(np.add, counts)  # one array at a time, since a vocabulary is large
         write_atomic(folder / UNIGRAMS, npy_bytes(unigrams))
         lengths = {part: np.zeros(outputs[0][0]["seq_len"] + 1, np.int64) for part in PARTS}
-        for manifest, source in outputs:
-            check_sizes(source, manifest["shards"])
-            for shard in manifest["shards"]:
-                path, target = source / shard["name"], folder / shard["name"]
-                lengths[shard["name"].split("/")[0]] += _lengths(path, manifest["seq_len"])
+        tables = [read_shard_table(source, manifest) for manifest, source in outputs]
+        for (manifest, source), table in zip(outputs, tables, strict=True):
+            check_sizes(source, table)
+            for name in table.names.tolist():
+                path, target = source / name, folder / name
+                lengths[name.split("/")[0]] += _lengths(path, manifest["seq_len"])
                 try:
                     os.link(path.resolve(), target)  # resolved, because a symbolic link may be relative
                 except OSError:  # another file system, or one without hard links
                     shutil.copyfile(path, target)
                 reporter.advance(1, 1)
         merged = _merged([manifest for manifest, _ in outputs], lengths)
-        output_files.write_with_manifest(folder, merged)
+        output_files.write_with_manifest(folder, merged, _in_order(tables))
     if not quiet:
         train, held_out = (merged["parts"][part]["rows"] for part in PARTS)
         print_note(f"{output}: {train} rows for training, {held_out} for evaluation, of {len(merged['shares'])} shares")
@@ -134,6 +133,23 @@ def _lengths(path: Path, seq_len: int) -> Int64[np.ndarray, " n"]:
     return np.bincount(lengths[lengths > 0], minlength=seq_len + 1)
 
 
+def _in_order(tables: Sequence[ShardTable]) -> ShardTable:
+    """Joins tables, and sorts them by part and by the number in a name: train/shard-00012.arrow."""
+    joined = ShardTable(*(np.concatenate(columns) for columns in zip(*map(_columns, tables), strict=True)))
+
+    def place(name: str) -> tuple[int, int]:
+        # As text, 100000 would precede 99999.
+        part, _, rest = name.partition("/")
+        return PARTS.index(part), int(rest.partition(".")[0].rpartition("-")[2])
+
+    places = [place(name) for name in joined.names.tolist()]
+    return joined.select(np.array(sorted(range(len(places)), key=places.__getitem__), np.int64))
+
+
+def _columns(table: ShardTable) -> tuple[np.ndarray, ...]:
+    return table.names, table.rows, table.bytes, table.digests
+
+
 def _merged(manifests: Sequence[dict[str, Any]], lengths: dict[Part, Int64[np.ndarray, " n"]]) -> dict[str, Any]:
     """Makes the manifest that one job for all shares would write."""
     by_number: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
@@ -146,11 +162,6 @@ def _merged(manifests: Sequence[dict[str, Any]], lengths: dict[Part, Int64[np.nd
         skipped.update(manifest["skipped_reading"])  # unlike a sum of Counters, this keeps counts of 0
     cleaning = summary.merged(manifest.get("cleaning", []) for manifest in manifests)
 
-    def place(shard: Mapping[str, Any]) -> tuple[int, int]:
-        # Sorts by part, and by the number in the name: train/shard-00012.arrow. As text, 100000 would precede 99999.
-        part, _, name = shard["name"].partition("/")
-        return PARTS.index(part), int(name.partition(".")[0].rpartition("-")[2])
-
     return manifests[0] | {
         # The rule for unspaced scripts, if any part has them.
         "masking": next((held for held in manifests if held["masking"].get("words")), manifests[0])["masking"],
@@ -160,6 +171,5 @@ def _merged(manifests: Sequence[dict[str, Any]], lengths: dict[Part, Int64[np.nd
         **({"cleaning": cleaning} if cleaning else {}),
         "parts": {part: sum_part((held["parts"][part] for held in manifests), lengths[part]) for part in PARTS},
         "unigram_counts": UNIGRAMS,
-        "shards": sorted((shard for manifest in manifests for shard in manifest["shards"]), key=place),
         "shares": [by_number[number][0] for number in sorted(by_number)],
     }

@@ -6,6 +6,7 @@ tfds    a TensorFlow Datasets folder for other programs: ArrayRecord files, feat
         of a row, each as one byte string (the TFDS encoding "bytes"). Neither direction needs TensorFlow.
 """
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.data.example import Rows
-from bert_jax.data.manifest import MANIFEST, PARTS
+from bert_jax.data.manifest import MANIFEST, PARTS, SHARD_TABLE, ShardTable
 from bert_jax.data.shards import Corrupt, read_shard, stored_columns, write_shard
 from bert_jax.errors import UserError
 from bert_jax.storage.files import MARKER, write_atomic
@@ -74,13 +75,16 @@ def reader(manifest: Mapping[str, Any]) -> Callable[[Path], Rows]:
     return lambda path: _read_tfds(path, columns)
 
 
-def finish(directory: Path, manifest: dict[str, Any]) -> None:
+def finish(directory: Path, manifest: Mapping[str, Any], shards: ShardTable) -> ShardTable:
     """Completes a tfds folder after its last shard and before manifest.json.
 
-    Writes dataset_info.json and features.json, and numbers the shards without gaps, also in `manifest`.
+    Writes dataset_info.json and features.json, and numbers the shards without gaps.
+
+    Returns:
+        The shards with their final names.
     """
     if manifest["format"] == "arrow":
-        return
+        return shards
     import tensorflow_datasets as tfds  # half a second
 
     template = tfds.core.ShardedFileTemplate(
@@ -91,11 +95,11 @@ def finish(directory: Path, manifest: dict[str, Any]) -> None:
     )
     names, splits = [], []
     for part in PARTS:
-        if shards := [shard for shard in manifest["shards"] if shard["name"].startswith(f"{part}/")]:
+        if len(chosen := shards.part(part)):
             split = tfds.core.SplitInfo(
                 name=part,
-                shard_lengths=[shard["rows"] for shard in shards],
-                num_bytes=sum(shard["bytes"] for shard in shards),
+                shard_lengths=chosen.rows.tolist(),
+                num_bytes=int(chosen.bytes.sum()),
                 filename_template=template.replace(split=part),
             )
             splits.append(split)
@@ -118,9 +122,9 @@ def finish(directory: Path, manifest: dict[str, Any]) -> None:
     # Written again with fsync: both files must be on disk before the manifest.
     for name in ("dataset_info.json", "features.json"):
         write_atomic(directory / name, (directory / name).read_bytes())
-    for shard, name in zip(manifest["shards"], names, strict=True):
-        (directory / shard["name"]).rename(directory / name)
-        shard["name"] = name
+    for old, new in zip(shards.names, names, strict=True):
+        (directory / old).rename(directory / new)
+    return dataclasses.replace(shards, names=np.array(names, np.str_))
 
 
 def _write_tfds(path: Path, rows: Rows) -> dict[str, Any]:
@@ -177,18 +181,24 @@ def _read_tfds(path: Path, columns: Mapping[str, tuple[tuple[int, ...], Any]]) -
     return Rows(**arrays)
 
 
-def write_with_manifest(directory: Path, manifest: dict[str, Any]) -> None:
-    """Writes the format's own files, then SHA256SUMS, and manifest.json last: it marks a complete output."""
-    finish(directory, manifest)
+def write_with_manifest(directory: Path, manifest: dict[str, Any], shards: ShardTable) -> None:
+    """Writes the format's own files, the table of shards, SHA256SUMS, and manifest.json last.
+
+    A manifest marks a complete output. It gets the entry `shards`, with the hash of the table.
+    """
+    shards = finish(directory, manifest, shards)
+    table = shards.encode()
+    manifest["shards"] = shards.summary(table)
+    write_atomic(directory / SHARD_TABLE, table)
     content = json.dumps(manifest, indent=1).encode() + b"\n"
-    write_atomic(directory / SUMS, render_sums(directory, manifest, content))
+    write_atomic(directory / SUMS, render_sums(directory, shards, content))
     write_atomic(directory / MANIFEST, content)
 
 
-def render_sums(directory: Path, manifest: Mapping[str, Any], content: bytes) -> bytes:
+def render_sums(directory: Path, shards: ShardTable, content: bytes) -> bytes:
     """Makes SHA256SUMS for an output that lacks only manifest.json, which will hold `content`."""
-    # The manifest has the shards' hashes, so only a few small files are read.
-    digests = {shard["name"]: shard["sha256"] for shard in manifest["shards"]}
+    # The table has the shards' hashes, so only a few small files are read.
+    digests = {name: shards.sha256(shard) for shard, name in enumerate(shards.names.tolist())}
     digests[MANIFEST] = hashlib.sha256(content).hexdigest()
     for name in listed_files(directory) - set(digests):
         digests[name] = sha256(directory / name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert_jax.config.options import Checked, at_least, option, parse
-from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
+from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest, read_shard_table
 from bert_jax.data.shards import check_sizes, open_dataset
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter
@@ -62,7 +62,7 @@ def inspect(directory: Path, parts: Sequence[Part] = PARTS, verified: bool = Fal
         with Reporter("verifying", bytes_to_verify(directory), ["MB"], quiet) as reporter:
             whole = verify(directory, lambda size: reporter.advance(size, size / 1e6))
         return whole._replace(statistics={part: whole.statistics[part] for part in parts})
-    check_sizes(directory, manifest["shards"])
+    check_sizes(directory, read_shard_table(directory, manifest))
     tokenizer = open_tokenizer(directory, manifest)
     rows = sum(manifest["parts"][part]["rows"] for part in parts)
     with Reporter("counting", rows, ["rows"], quiet) as reporter:
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str]) -> None:
         if options.verify or not options.html:
             print_document(document(directory, inspection, options.verify), console)
         if options.verify:
-            shards, rows = len(inspection.manifest["shards"]), inspection.manifest["counts"]["rows"]
+            shards, rows = inspection.manifest["shards"]["count"], inspection.manifest["counts"]["rows"]
             console.print(f"{directory}: {shards} shards and {rows} rows match the manifest", soft_wrap=True)
         if options.html:
             shown = document(directory, inspection, options.verify, page_rows(directory, inspection))

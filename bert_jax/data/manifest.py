@@ -1,21 +1,26 @@
-"""Reads the manifest of a build_examples output (docs/data_format.md) and its unigram counts."""
+"""Reads the manifest of a build_examples output (docs/data_format.md), its table of shards and its unigram counts."""
 
+import functools
+import hashlib
 import math
 import re
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
-from bert_jax.array_types import Int64
+from bert_jax.array_types import Int64, UInt8
 from bert_jax.errors import UserError
 from bert_jax.storage.files import INCOMPLETE, incomplete_path, parse_json
 from bert_jax.storage.remote import as_address, is_remote
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
+SHARD_TABLE = "shards.arrow"
 # The keys of `counts` in the manifest, except `skipped`.
 COUNTED = (
     *("documents", "used", "sentences", "source_tokens", "sequences", "rows", "tokens", "predictions"),
@@ -37,7 +42,9 @@ Part = Literal["train", "eval"]
 PARTS: tuple[Part, ...] = ("train", "eval")
 
 # Names are joined to the folder's path, so a manifest must not be able to name a file outside of it.
-_NAME = re.compile(r"((train|eval)/)?\w[\w.-]*")
+_NAME = re.compile(r"\w[\w.-]*")
+# All names of a table at once, each with a line end: a check of every name by itself takes ten times as long.
+_SHARD_NAMES = re.compile(r"(?:(?:train|eval)/\w[\w.-]*+\n)*+")
 AGAIN = "Copy the folder again, or build the examples again"
 
 
@@ -110,8 +117,7 @@ _LAYOUT = {
     ),
     "parts": dict.fromkeys(PARTS, _COUNTS | {"filled": _SHARE}),
     "unigram_counts": str,
-    # At most 2**32 rows, because a sequence key has 32 bits for the ordinal in a work unit.
-    "shards": [{"name": str, "rows": _Number(int, 0, 2**32), "bytes": _COUNT, "sha256": str}],
+    "shards": {"table": str, "sha256": str, "count": _COUNT, "bytes": _COUNT},
     "versions": _Each(str),
 }
 
@@ -153,10 +159,123 @@ def parse_manifest(content: bytes, path: str) -> dict[str, Any]:
         )
     if problem := _problem(manifest, _LAYOUT, ""):
         raise UserError(f"damaged {path}: {problem}. {AGAIN}")
-    for name in [manifest["unigram_counts"], *(shard["name"] for shard in manifest["shards"])]:
+    for name in (manifest["unigram_counts"], manifest["shards"]["table"]):
         if not _NAME.fullmatch(name):
             raise UserError(f"damaged {path}: {name!r} is not the name of a file in the folder. {AGAIN}")
     return manifest
+
+
+_SHA256 = pa.binary(32)
+_TABLE_SCHEMA = pa.schema(
+    [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),
+        pa.field("bytes", pa.int64(), nullable=False),
+        pa.field("sha256", _SHA256, nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ShardTable:
+    """The shards of an output or of one part, in order. An output with 3 TB of text has tens of thousands of shards."""
+
+    names: np.ndarray  # [n] of str, such as train/shard-00000.arrow
+    rows: Int64[np.ndarray, "n"]
+    bytes: Int64[np.ndarray, "n"]
+    digests: UInt8[np.ndarray, "n 32"]  # sha256
+
+    @staticmethod
+    def of_entries(entries: Iterable[Mapping[str, Any]]) -> "ShardTable":
+        """Makes a table of shards given by name, rows, bytes and sha256 (hexadecimal)."""
+        entries = list(entries)
+        digests = b"".join(bytes.fromhex(entry["sha256"]) for entry in entries)
+        return ShardTable(
+            np.array([entry["name"] for entry in entries], np.str_),
+            np.array([entry["rows"] for entry in entries], np.int64),
+            np.array([entry["bytes"] for entry in entries], np.int64),
+            np.frombuffer(digests, np.uint8).reshape(-1, 32),
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, part: Part) -> "ShardTable":
+        """Selects the shards of one part."""
+        return self.select(np.strings.startswith(self.names, f"{part}/"))
+
+    def select(self, index: np.ndarray) -> "ShardTable":
+        """Selects shards by a mask, or puts them in the order of their numbers."""
+        return ShardTable(self.names[index], self.rows[index], self.bytes[index], self.digests[index])
+
+    def sha256(self, shard: int) -> str:
+        """A shard's hash in hexadecimal digits."""
+        return self.digests[shard].tobytes().hex()
+
+    def encode(self) -> bytes:
+        """Encodes the table as an Arrow IPC file with one record batch."""
+        digests = pa.Array.from_buffers(_SHA256, len(self), [None, pa.py_buffer(self.digests.tobytes())])
+        columns = [pa.array(self.names.tolist(), pa.string()), pa.array(self.rows), pa.array(self.bytes), digests]
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, _TABLE_SCHEMA) as writer:
+            writer.write_batch(pa.record_batch(columns, schema=_TABLE_SCHEMA))
+        return sink.getvalue().to_pybytes()
+
+    def summary(self, content: bytes) -> dict[str, Any]:
+        """The manifest's entry for the table, which `content` encodes."""
+        digest = hashlib.sha256(content).hexdigest()
+        return {"table": SHARD_TABLE, "sha256": digest, "count": len(self), "bytes": int(self.bytes.sum())}
+
+
+def read_shard_table(directory: Path, manifest: Mapping[str, Any]) -> ShardTable:
+    """Reads the table of an output's shards.
+
+    Raises:
+        UserError: The file is missing, or is not the one that the manifest describes.
+    """
+    path = directory / manifest["shards"]["table"]
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"missing {path}. {AGAIN}") from None
+    return parse_shard_table(content, manifest, str(path))
+
+
+def parse_shard_table(content: bytes, manifest: Mapping[str, Any], path: str) -> ShardTable:
+    """Parses a table of shards. Raises UserError, which names `path`, if it does not match the manifest."""
+    stated = manifest["shards"]
+    if hashlib.sha256(content).hexdigest() != stated["sha256"]:
+        raise UserError(f"damaged {path}: its sha256 is not that of {MANIFEST}. {AGAIN}")
+    table = _parse_table(content)
+    if isinstance(table, str):
+        raise UserError(f"damaged {path}: {table}. {AGAIN}")
+    return table
+
+
+# A process opens several parts of an output, and each of them reads the table.
+@functools.lru_cache(maxsize=4)
+def _parse_table(content: bytes) -> ShardTable | str:
+    """Returns the table, or describes what is wrong with it."""
+    try:
+        reader = pa.ipc.open_file(pa.BufferReader(content))
+        if reader.schema != _TABLE_SCHEMA or reader.num_record_batches != 1:
+            return "it is not a table of name, rows, bytes and sha256 in one record batch"
+        batch = reader.get_batch(0)
+        batch.validate(full=True)
+        names = batch.column(0).to_pylist()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        return f"not an Arrow IPC file ({' '.join(str(error).split())})"
+    # A name with a line end in it would pass as two names.
+    lines = "".join(f"{name}\n" for name in names)
+    if not _SHARD_NAMES.fullmatch(lines) or lines.count("\n") != len(names):
+        name = next(name for name in names if not _SHARD_NAMES.fullmatch(f"{name}\n") or "\n" in name)
+        return f"{name!r} is not the name of a file in the folder"
+    rows, sizes = (batch.column(index).to_numpy() for index in (1, 2))
+    # At most 2**32 rows, because a sequence key has 32 bits for the ordinal in a work unit.
+    if ((rows < 0) | (rows > 2**32) | (sizes < 0)).any():
+        return "a shard has an impossible number of rows or bytes"
+    digests = np.frombuffer(batch.column(3).buffers()[1], np.uint8, 32 * len(rows)).reshape(-1, 32)
+    return ShardTable(np.array(names, np.str_), rows, sizes, digests)
 
 
 def read_unigram_counts(directory: Path, manifest: Mapping[str, Any]) -> Int64[np.ndarray, "V"]:

@@ -1,8 +1,8 @@
 """Shards on disk: Arrow IPC files with columns of fixed width, and a manifest (docs/data_format.md).
 
-`open_dataset` opens a part (train or eval) of a build-examples output as a `Dataset`. It checks only names and sizes; a
-shard is memory-mapped when one of its rows is first requested. `local_copy` copies outputs from object stores, and
-`open_tfds` opens TFDS data sets without TensorFlow.
+`open_dataset` opens a part (train or eval) of a build-examples output as a `Dataset`. It reads only the table of
+shards; a shard is memory-mapped, and its size checked, when one of its rows is first requested. `local_copy` copies
+outputs from object stores, and `open_tfds` opens TFDS data sets without TensorFlow.
 """
 
 import functools
@@ -25,8 +25,11 @@ from bert_jax.data.manifest import (
     PAIRS,
     PARTS,
     Part,
+    ShardTable,
     parse_manifest,
+    parse_shard_table,
     read_manifest,
+    read_shard_table,
     read_unigram_counts,
 )
 from bert_jax.data.masking.rule import MaskingRule
@@ -121,25 +124,21 @@ def read_shard(source: Path | pa.NativeFile) -> Rows:
     return Rows(**columns)
 
 
-def check_sizes(
-    directory: str | Path, shards: Sequence[Mapping[str, Any]], sizes: Mapping[str, int] | None = None
-) -> None:
-    """Raises UserError for the first shard that is missing or has another size than in the manifest.
+def check_sizes(directory: str | Path, shards: ShardTable) -> None:
+    """Raises UserError for the first shard that is missing or has another size than in the table."""
+    for name, stated in zip(shards.names.tolist(), shards.bytes.tolist(), strict=True):
+        path = os.path.join(directory, name)  # pathlib is as slow as stat, which counts for thousands of shards
+        if problem := size_problem(path, _size(path), stated):
+            raise UserError(problem)
 
-    Args:
-        sizes: The sizes of the files in a store, by name; None: the directory is on disk.
-    """
-    for shard in shards:
-        path = os.path.join(
-            directory, shard["name"]
-        )  # pathlib is as slow as stat, which counts for thousands of shards
-        size = _size(path) if sizes is None else sizes.get(shard["name"])
-        if size is None:
-            raise UserError(f"missing shard {path}. {AGAIN}")
-        if size != shard["bytes"]:
-            raise UserError(
-                f"truncated or changed shard {path}: it has {size} bytes instead of {shard['bytes']}. {AGAIN}"
-            )
+
+def size_problem(path: str, size: int | None, stated: int) -> str | None:
+    """Describes a shard that is missing (`size` is None) or has another size than the stated one, or returns None."""
+    if size is None:
+        return f"missing shard {path}. {AGAIN}"
+    if size != stated:
+        return f"truncated or changed shard {path}: it has {size} bytes instead of {stated}. {AGAIN}"
+    return None
 
 
 def open_dataset(path: str | os.PathLike[str], part: Part, reader: Reader | None = None) -> "Dataset":
@@ -150,8 +149,7 @@ def open_dataset(path: str | os.PathLike[str], part: Part, reader: Reader | None
         reader: Returns the function that reads the shards of a manifest (data_prep.output_files); None: Arrow shards.
 
     Raises:
-        UserError: The folder is not a finished build_examples output, a shard is missing or truncated, or the part has
-            no rows.
+        UserError: The folder is not a finished build_examples output, or the part has no rows.
     """
     directory = Path(os.path.abspath(path))
     if directory.name in PARTS and not (directory / MANIFEST).exists():
@@ -160,7 +158,6 @@ def open_dataset(path: str | os.PathLike[str], part: Part, reader: Reader | None
     manifest = read_manifest(directory)
     dataset = Dataset(directory, part, manifest, reader(manifest) if reader else read_shard)
     check_trainable(dataset, "arrow" if reader is None else manifest["format"])
-    check_sizes(directory, dataset.shards)
     return dataset
 
 
@@ -190,7 +187,7 @@ class Dataset:
         self.directory = directory
         self.part = part
         self.manifest = dict(manifest)
-        self.shards = [shard for shard in manifest["shards"] if shard["name"].startswith(f"{part}/")]
+        self.shards = read_shard_table(directory, manifest).part(part)
         self.counts: Mapping[str, Any] = manifest["parts"][part]  # such as rows and tokens
         self.labelled = manifest["objective"] in PAIRS  # whether sequences are labelled pairs
         self.seq_len: int = manifest["seq_len"]
@@ -202,13 +199,13 @@ class Dataset:
         self.tokenizer_hash: str = manifest["tokenizer"]["hash"]
         # _ends[s] is the index of the first row after shard s. searchsorted with side="right" thus finds a row's shard,
         # and never finds an empty shard.
-        self._ends = np.cumsum([shard["rows"] for shard in self.shards], dtype=np.int64)
-        self.rows = int(self._ends[-1]) if self.shards else 0
+        self._ends = np.cumsum(self.shards.rows)
+        self.rows = int(self._ends[-1]) if len(self.shards) else 0
         # The fingerprint identifies rows, not a place: a copy in another folder has the same one.
-        digest = hashlib.sha256()
-        for shard in self.shards:
-            digest.update(f"{shard['name']} {shard['rows']} {shard['sha256']}\n".encode())
-        self.fingerprint = digest.hexdigest()
+        hashes = map(self.shards.sha256, range(len(self.shards)))
+        facts = zip(self.shards.names.tolist(), self.shards.rows.tolist(), hashes, strict=True)
+        lines = "".join(f"{name} {rows} {sha256}\n" for name, rows, sha256 in facts)
+        self.fingerprint = hashlib.sha256(lines.encode()).hexdigest()
         self._read = read
         self._columns = functools.lru_cache(MOST_MAPPED)(self._map)
 
@@ -231,7 +228,7 @@ class Dataset:
         for shard, begin, end in zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True):
             # With many shards, most contribute one row. numpy is 5 times as fast with a plain number as with an array.
             places: Any = int(order[begin]) if end - begin == 1 else order[begin:end]
-            local = indices[places] - (self._ends[shard] - self.shards[shard]["rows"])
+            local = indices[places] - (self._ends[shard] - self.shards.rows[shard])
             for target, column in zip(out, self._columns(shard), strict=True):
                 target[places] = column[local]
         # Only trailing fields of Rows can be absent (the static masks), so the columns in order are its first
@@ -248,7 +245,7 @@ class Dataset:
         """Returns a shard's rows, memory-mapped. Raises UserError if it cannot be read."""
         rows = Rows(*self._columns(shard))
         if problem := value_problem(rows, self.manifest):
-            raise _damaged(self.directory / self.shards[shard]["name"], problem)
+            raise _damaged(self.directory / self.shards.names[shard], problem)
         return rows
 
     def unigram_counts(self) -> Int64[np.ndarray, "V"]:
@@ -268,10 +265,12 @@ class Dataset:
 
     def _map(self, shard: int) -> list[np.ndarray]:
         """Maps a shard's columns, in the order of Rows."""
-        path = self.directory / self.shards[shard]["name"]
+        path = self.directory / self.shards.names[shard]
+        if wrong_size := size_problem(str(path), _size(path), int(self.shards.bytes[shard])):
+            raise UserError(wrong_size)
         try:
             rows = self._read(path)
-            problem = layout_problem(rows, self.shards[shard]["rows"], self.manifest)
+            problem = layout_problem(rows, int(self.shards.rows[shard]), self.manifest)
         except Corrupt as error:
             problem = str(error)
         except FileNotFoundError:
@@ -383,19 +382,25 @@ def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callabl
         if not wait_for_lock(lock):
             raise UserError(f"data.cache_dir={cache_dir} is on a file system without locks; choose one on a local disk")
         # The lock makes processes that share the cache wait here. They then find the files of the first one.
-        prefixes = tuple(f"{part}/" for part in ((chosen,) if chosen else parts))
-        shards = {shard["name"]: shard for shard in manifest["shards"] if shard["name"].startswith(prefixes)}
+        table_name = manifest["shards"]["table"]
+        table_content = source.read(table_name)
+        table = parse_shard_table(table_content, manifest, f"{source.address}/{table_name}")
+        chosen_shards = [table.part(part) for part in ((chosen,) if chosen else parts)]
+        hashes = {name: shards.sha256(i) for shards in chosen_shards for i, name in enumerate(shards.names.tolist())}
         # A name from a store must not lead out of the cache.
         others = [name for name in source.names("tokenizer") if ".." not in name.split("/")]
-        sizes = {name: shard["bytes"] for name, shard in shards.items()}
+        sizes = {
+            name: size
+            for shards in chosen_shards
+            for name, size in zip(shards.names.tolist(), shards.bytes.tolist(), strict=True)
+        }
         sizes |= {name: source.size(name) for name in [*others, manifest["unigram_counts"]]}
         # A file with the right size is complete, because write_atomic renames a file only once it is whole.
         missing = [name for name, size in sizes.items() if _size(folder / name) != size]
 
         def fetch(name: str) -> None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            digest = shards[name]["sha256"] if name in shards else None
-            write_atomic(folder / name, source.verified_blocks(name, digest, sizes[name]))
+            write_atomic(folder / name, source.verified_blocks(name, hashes.get(name), sizes[name]))
 
         if missing:
             megabytes = sum(sizes[name] for name in missing) / 1e6
@@ -404,6 +409,7 @@ def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callabl
             list(pool.map(fetch, missing))
         # The manifest comes last, because a folder with a manifest counts as complete.
         if not (folder / MANIFEST).exists():
+            write_atomic(folder / table_name, table_content)
             write_atomic(folder / MANIFEST, content)
     return str(folder / chosen) if chosen else str(folder)
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,17 +26,17 @@ from bert_jax.data.order import Window, WindowOrder, window_sizes
 from bert_jax.data.shards import (
     Corrupt,
     Dataset,
-    check_sizes,
     check_trainable,
     layout_problem,
     local_copy,
     open_output,
     read_shard,
+    size_problem,
     stored_columns,
     value_problem,
 )
 from bert_jax.errors import UserError
-from bert_jax.storage.remote import Folder, failure, is_remote, open_folder
+from bert_jax.storage.remote import failure, is_remote, open_folder
 
 # Opening an object takes a request, so recently read files stay open.
 _OPEN_FILES = 256
@@ -47,10 +48,13 @@ class RangeFiles:
     """Reads ranges of bytes from the files in a folder, local or in a store. Threads may share it.
 
     Failing requests are repeated for half a minute.
+
+    Args:
+        sizes: The sizes of files, which are compared when a file is first opened.
     """
 
-    def __init__(self, address: str) -> None:
-        self.address = address.rstrip("/")
+    def __init__(self, address: str, sizes: Mapping[str, int] = MappingProxyType({})) -> None:
+        self.address, self._sizes = address.rstrip("/"), sizes
         self._store, self._folder = open_folder(address)
         self._open = functools.lru_cache(_OPEN_FILES)(self._open_path)
         self._closed = threading.Event()
@@ -59,12 +63,13 @@ class RangeFiles:
         """Reads the bytes [offset, offset + length).
 
         Raises:
-            UserError: The file is missing or ends earlier. If the store fails, as storage.remote.failure says.
+            UserError: The file is missing, ends earlier or has another size than stated. If the store fails, as
+                storage.remote.failure says.
         """
-        path, address = f"{self._folder}/{name}", f"{self.address}/{name}"
+        address = f"{self.address}/{name}"
         for seconds in (*RETRY_SECONDS, None):
             try:
-                content = memoryview(self._open(path)(offset, length))
+                content = memoryview(self._open(name)(offset, length))
             except (OSError, pa.ArrowException) as error:
                 # A missing file stays missing, so it is not retried. wait() returns True as soon as close() is called,
                 # which ends the pauses of all threads.
@@ -84,13 +89,23 @@ class RangeFiles:
         self._closed.set()
         self._open.cache_clear()
 
-    def _open_path(self, path: str) -> Callable[[int, int], Any]:
+    def _open_path(self, name: str) -> Callable[[int, int], Any]:
         """Opens a file and returns a function (offset, length) -> bytes, which threads may call at the same time."""
         from pyarrow import fs
 
+        path = f"{self._folder}/{name}"
         handler = self._store.handler if isinstance(self._store, fs.PyFileSystem) else None
         if not isinstance(handler, fs.FSSpecHandler):
-            opened = self._store.open_input_file(path)
+            stated = self._sizes.get(name)
+            try:
+                opened = self._store.open_input_file(path)
+                problem = stated is not None and size_problem(f"{self.address}/{name}", opened.size(), stated)
+            except FileNotFoundError:
+                if stated is None:
+                    raise
+                problem = size_problem(f"{self.address}/{name}", None, stated)
+            if problem:
+                raise UserError(problem)
             return lambda offset, length: opened.read_at(length, offset)
 
         # pyarrow wraps an fsspec store here, such as the Hub's. An open fsspec file reads ahead, and has one position,
@@ -137,7 +152,7 @@ class StreamedDataset(Dataset):
         cache_bytes: Memory for windows, over all data sets of a mixture and all processes.
 
     Raises:
-        UserError: A shard is missing or has another size than in the manifest.
+        UserError: The table of shards is missing or damaged.
     """
 
     def __init__(
@@ -151,9 +166,9 @@ class StreamedDataset(Dataset):
         }
         # A row has as many bytes in memory as in the file, because columns have a fixed width.
         self.row_bytes = sum(column.width for column in self._stored.values())
-        # One listing of the folder replaces a request per shard.
-        check_sizes(address, self.shards, Folder(address).sizes(part))
-        self._files = RangeFiles(address)
+        self._files = RangeFiles(
+            address, dict(zip(self.shards.names.tolist(), self.shards.bytes.tolist(), strict=True))
+        )
         # Two threads may read the same framing at once. Both get the same numbers.
         self._framing = functools.cache(self._read_framing)
 
@@ -177,7 +192,7 @@ class StreamedDataset(Dataset):
             left = int(self._ends[shard]) - begin
             taken = min(left, rows)
             if taken:  # a shard may be empty
-                yield Piece(shard, self.shards[shard]["rows"] - left, taken)
+                yield Piece(shard, int(self.shards.rows[shard]) - left, taken)
             begin, rows, shard = begin + taken, rows - taken, shard + 1
 
     def read(self, piece: Piece, into: Rows) -> None:
@@ -185,16 +200,17 @@ class StreamedDataset(Dataset):
         # Rows have a fixed width, so their places follow from the shard's number of rows and from the bytes around its
         # columns. Shards by one version have the same bytes there. So these are read from shard 0, and from another
         # shard only if its total size shows that they differ.
-        entry = self.shards[piece.shard]
+        name, size = str(self.shards.names[piece.shard]), int(self.shards.bytes[piece.shard])
         before, framing_bytes = self._framing(0)
-        places, end = self._places(entry["rows"], before)
-        if end - before + framing_bytes != entry["bytes"]:
-            places, _ = self._places(entry["rows"], self._framing(piece.shard)[0])
+        shard_rows = int(self.shards.rows[piece.shard])
+        places, end = self._places(shard_rows, before)
+        if end - before + framing_bytes != size:
+            places, _ = self._places(shard_rows, self._framing(piece.shard)[0])
         for column, (shape, kind, width) in self._stored.items():
-            content = self._files.read(entry["name"], places[column] + piece.first * width, piece.rows * width)
+            content = self._files.read(name, places[column] + piece.first * width, piece.rows * width)
             getattr(into, column)[:] = np.frombuffer(content, kind).reshape(piece.rows, *shape)
         if problem := value_problem(into, self.manifest):
-            raise self._damage(entry["name"], problem)
+            raise self._damage(name, problem)
 
     def gather(self, indices: Int64[np.ndarray, "R"]) -> Rows:
         """Copies rows, with a request per row and column. Raises UserError for a shard that cannot be read."""
@@ -206,7 +222,7 @@ class StreamedDataset(Dataset):
 
     def shard_rows(self, shard: int) -> Rows:
         """Returns a shard's rows. Raises UserError if it cannot be read."""
-        rows = self.allocate(self.shards[shard]["rows"])
+        rows = self.allocate(int(self.shards.rows[shard]))
         self.read(Piece(shard, 0, len(rows.input_ids)), rows)
         return rows
 
@@ -226,8 +242,8 @@ class StreamedDataset(Dataset):
         """Counts a shard's bytes before its columns, and all its bytes outside of columns."""
         # Only the two ends of the file are read. Arrow then parses a file of the full size in memory, whose rows are
         # zeros. The kernel does not allocate pages that are never written, so they take no memory.
-        entry = self.shards[shard]
-        name, size, rows = entry["name"], entry["bytes"], entry["rows"]
+        name = str(self.shards.names[shard])
+        size, rows = int(self.shards.bytes[shard]), int(self.shards.rows[shard])
         end = min(_END_BYTES, size)
         memory = mmap.mmap(-1, size)
         memory[:end] = self._files.read(name, 0, end)

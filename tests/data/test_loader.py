@@ -21,6 +21,7 @@ from bert_jax.data.phases import PhasedLoader
 from bert_jax.data.schedules import StepSchedule, mask_rates
 from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.errors import UserError
+from tests.helpers import shard_tables
 
 
 def make(
@@ -276,13 +277,13 @@ def test_errors_of_the_user_are_reported():
 def test_ten_thousand_shards_are_read_with_few_open_files(shards_dir, tmp_path):
     """All shards are mapped at once by a process that may open 64 files; the usual limit is 1,024."""
     count = 10_000
-    manifest = json.loads((shards_dir / "manifest.json").read_text())
-    shard = next(shard for shard in manifest["shards"] if shard["name"].startswith("train/"))
-    manifest["shards"] = [shard | {"name": f"train/shard-{i:05d}.arrow"} for i in range(count)]
+    shard = shard_tables.entries(shards_dir, "train/")[0]
     (tmp_path / "train").mkdir()
     for i in range(count):
         (tmp_path / "train" / f"shard-{i:05d}.arrow").hardlink_to(shards_dir / shard["name"])
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    manifest = json.loads((shards_dir / "manifest.json").read_text())
+    shards = [shard | {"name": f"train/shard-{i:05d}.arrow"} for i in range(count)]
+    shard_tables.replace(tmp_path, shards, manifest)
     shutil.copytree(shards_dir / "tokenizer", tmp_path / "tokenizer")
     program = (
         "import resource\n"

@@ -14,13 +14,14 @@ from pyarrow import fs
 
 from bert_jax.config import PretrainConfig, PretrainDataConfig
 from bert_jax.data.example import Rows
-from bert_jax.data.manifest import COUNTED, PARTS, read_manifest, read_unigram_counts
+from bert_jax.data.manifest import COUNTED, PARTS, SCHEMA_VERSION, ShardTable, read_manifest, read_unigram_counts
 from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.data.phases import open_held_out, open_phases
 from bert_jax.data.shards import local_copy, open_dataset, read_shard, write_shard
 from bert_jax.errors import UserError
 from bert_jax.storage import remote
 from bert_jax.tokenization.vocabulary import Vocabulary
+from tests.helpers import shard_tables
 
 SEQ_LEN, MOST = 16, 3
 
@@ -60,7 +61,7 @@ def write_output(directory: Path, counts: list[int], static: bool = False) -> Ro
         shards.append({"name": name} | write_shard(directory / name, parts[-1])._asdict())
     held = dict.fromkeys(COUNTED, 0) | {"skipped": {}}
     manifest = {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "format": "arrow",
         "objective": "nsp",
         "seed": 0,
@@ -83,10 +84,9 @@ def write_output(directory: Path, counts: list[int], static: bool = False) -> Ro
             **MaskingRule("token").to_manifest(),
         },
         "tokenizer": {"hash": "0" * 64, "vocab_size": 100, "lowercase": True},
-        "shards": shards,
         "versions": {},
     }
-    (directory / "manifest.json").write_text(json.dumps(manifest))
+    shard_tables.replace(directory, shards, manifest)
     columns = zip(*parts, strict=True)
     return Rows(*(None if column[0] is None else np.concatenate(column) for column in columns))
 
@@ -189,10 +189,11 @@ def test_dataset_has_the_values_of_the_manifest(shards_dir: Path) -> None:
     [
         (lambda folder: (folder / "manifest.json").unlink(), r"no manifest\.json"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "not valid JSON"),
-        (lambda folder: (folder / "manifest.json").write_text('{"schema_version": 1}'), "format is missing"),
+        (lambda folder: (folder / "manifest.json").write_text('{"schema_version": 2}'), "format is missing"),
         (lambda folder: edit_manifest(folder, schema_version=99), "schema_version 99"),
+        (lambda folder: edit_manifest(folder, schema_version=1), "schema_version 1, .* Build the examples again"),
         (lambda folder: edit_manifest(folder, seq_len=SEQ_LEN * 2), "column input_ids"),
-        (lambda folder: edit_manifest(folder, shards=[]), "lower --eval_fraction"),
+        (lambda folder: shard_tables.replace(folder, []), "lower --eval_fraction"),
         (lambda folder: (folder / "train" / "shard-00000.arrow").unlink(), r"missing shard .*shard-00000\.arrow"),
         (
             lambda folder: os.truncate(folder / "train" / "shard-00001.arrow", 9),
@@ -205,7 +206,49 @@ def test_a_damaged_output_is_refused(tmp_path: Path, damage: Callable[[Path], ob
     write_output(tmp_path / "out", [4, 4])
     damage(tmp_path / "out")
     with pytest.raises(UserError, match=told):
-        open_dataset(tmp_path / "out", "train").gather(np.array([0]))
+        open_dataset(tmp_path / "out", "train").gather(np.arange(8))
+
+
+def rename(folder: Path, name: str) -> None:
+    first, *others = shard_tables.entries(folder)
+    shard_tables.replace(folder, [first | {"name": name}, *others])
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda folder: (folder / "shards.arrow").unlink(), r"missing .*shards\.arrow\. Copy the folder again"),
+        (
+            lambda folder: os.truncate(folder / "shards.arrow", 50),
+            r"damaged .*shards\.arrow: its sha256 is not",
+        ),
+        (lambda folder: rename(folder, "../a.arrow"), r"'\.\./a\.arrow' is not the name of a file in the folder"),
+        (lambda folder: rename(folder, "train/../../a"), r"'train/\.\./\.\./a' is not the name of"),
+        (lambda folder: rename(folder, "train/a\neval/b"), r"'train/a\\neval/b' is not the name of"),
+        (lambda folder: rename(folder, "/tmp/a"), r"'/tmp/a' is not the name of"),
+    ],
+)
+def test_a_damaged_table_of_shards_is_refused_in_a_line(
+    tmp_path: Path, damage: Callable[[Path], object], told: str
+) -> None:
+    write_output(tmp_path, [4, 4])
+    damage(tmp_path)
+    with pytest.raises(UserError, match=told) as caught:
+        open_dataset(tmp_path, "train")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_with_impossible_rows_or_of_other_columns_is_refused(tmp_path: Path) -> None:
+    write_output(tmp_path, [4, 4])
+    shards = shard_tables.entries(tmp_path)
+    shard_tables.replace(tmp_path, [shards[0] | {"rows": -1}, shards[1]])
+    with pytest.raises(UserError, match=r"shards\.arrow: a shard has an impossible number of rows"):
+        open_dataset(tmp_path, "train")
+    content = (tmp_path / "train" / "shard-00000.arrow").read_bytes()  # an Arrow file, but of rows
+    (tmp_path / "shards.arrow").write_bytes(content)
+    edit_manifest(tmp_path, shards=ShardTable.of_entries([]).summary(content))
+    with pytest.raises(UserError, match="it is not a table of name, rows, bytes and sha256"):
+        open_dataset(tmp_path, "train")
 
 
 @pytest.mark.parametrize(
@@ -220,9 +263,9 @@ def test_a_damaged_output_is_refused(tmp_path: Path, damage: Callable[[Path], ob
         (("masking", "reorder_rate"), "0", r"masking\.reorder_rate is '0'"),
         (("format",), None, "format is missing"),
         (("parts", "eval", "rows"), None, r"parts\.eval\.rows is missing"),
-        (("shards",), "x", "shards is not a list"),
-        (("shards", 0, "bytes"), "many", r"shards\[0\]\.bytes is 'many'"),
-        (("shards", 0, "rows"), 2**70, rf"shards\[0\]\.rows is {2**70}"),
+        (("shards",), "x", "shards is not an object"),
+        (("shards", "count"), "many", r"shards\.count is 'many'"),
+        (("shards", "table"), "../shards.arrow", "'../shards.arrow' is not the name of a file"),
         (("skipped_reading",), [], "skipped_reading is not an object"),
         (("skipped_reading",), {"duplicate": "x"}, r"skipped_reading\.duplicate is 'x'"),
         (("counts", "used"), "7", r"counts\.used is '7'"),
@@ -373,10 +416,10 @@ def test_only_requested_parts_are_copied(store, copy):
     assert not (there.parent / "train").exists()
     assert open_dataset(there, "train").part == "eval"
     with pytest.raises(UserError, match="missing shard"):
-        open_dataset(there.parent, "train")
+        open_dataset(there.parent, "train").gather(np.array([0]))
     _, lines = copy("gs://bucket/books")
     assert len(lines) == 1
-    open_dataset(there.parent, "train")
+    open_dataset(there.parent, "train").gather(np.array([0]))
 
 
 def test_a_truncated_or_missing_file_is_copied_again(store, copy):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.example import Rows, unmasked_ids
-from bert_jax.data.manifest import read_unigram_counts
+from bert_jax.data.manifest import read_shard_table, read_unigram_counts
 from bert_jax.data.masking.masker import Masker
 from bert_jax.data.shards import Corrupt, open_dataset, read_shard, write_shard
 from bert_jax.errors import UserError
@@ -23,6 +23,7 @@ from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.inspection import REPLACEMENTS, excerpts, open_tokenizer, verify
 from data_prep.worker import mask_rows
+from tests.helpers import shard_tables
 
 FIRST = "train/shard-00000.arrow"
 OPTIONS = {
@@ -109,18 +110,17 @@ def copied(rows: Rows) -> Rows:
 def seal(output: Path) -> None:
     """Lists the hashes of the changed files, so that only their contents can fail the verification."""
     content = (output / "manifest.json").read_bytes()
-    (output / output_files.SUMS).write_bytes(output_files.render_sums(output, json.loads(content), content))
+    (output / output_files.SUMS).write_bytes(
+        output_files.render_sums(output, read_shard_table(output, json.loads(content)), content)
+    )
 
 
 def rewrite(output: Path, change, name: str = FIRST) -> None:
     """Replaces a shard by changed rows and updates its size and hash in the manifest."""
     rows = change(copied(read_shard(output / name)))
     written = write_shard(output / name, rows)
-    manifest = json.loads((output / "manifest.json").read_text())
-    for shard in manifest["shards"]:
-        if shard["name"] == name:
-            shard.update(written._asdict())
-    (output / "manifest.json").write_text(json.dumps(manifest))
+    shards = shard_tables.entries(output)
+    shard_tables.replace(output, [shard | (written._asdict() if shard["name"] == name else {}) for shard in shards])
     seal(output)
 
 
@@ -185,7 +185,7 @@ def test_a_note_next_to_the_manifest_is_not_damage(output: Path) -> None:
 
 
 def test_every_damaged_shard_is_counted(output: Path) -> None:
-    names = [shard["name"] for shard in json.loads((output / "manifest.json").read_text())["shards"]]
+    names = [shard["name"] for shard in shard_tables.entries(output)]
     assert len(names) > 1
     for name in names:
         content = bytearray((output / name).read_bytes())
@@ -291,7 +291,7 @@ def test_a_file_that_does_not_match_is_detected_although_its_hash_is_listed(outp
 def test_repeated_keys_are_detected(output: Path) -> None:
     """Two shards with the same keys, each in order."""
     first = read_shard(output / FIRST)
-    names = [shard["name"] for shard in json.loads((output / "manifest.json").read_text())["shards"]]
+    names = [shard["name"] for shard in shard_tables.entries(output)]
 
     def repeat(rows: Rows) -> Rows:
         keys = first.sequence_keys[0] + np.arange(len(rows.input_ids), dtype=np.uint64)[:, None]

@@ -18,6 +18,7 @@ from pyarrow import fs
 from bert_jax.commands import copy_examples
 from bert_jax.commands.copy_examples import copy
 from bert_jax.data.example import Rows
+from bert_jax.data.manifest import ShardTable
 from bert_jax.data.shards import Corrupt, open_dataset
 from bert_jax.errors import RunAgain, UserError
 from bert_jax.storage import remote
@@ -25,6 +26,7 @@ from data_prep import output_files
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.inspection import verify
+from tests.helpers import shard_tables
 
 BUILDS: dict[str, dict[str, Any]] = {
     "static": {"masking": "static", "mask_unit": "word"},
@@ -68,7 +70,7 @@ def test_tfds_reads_back_as_the_rows_of_arrow(outputs: Path, output: str, part: 
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_tfds_verifies(outputs: Path, output: str) -> None:
     manifest = verify(outputs / output).manifest
-    assert manifest["format"] == "tfds" and len(manifest["shards"]) >= 2
+    assert manifest["format"] == "tfds" and manifest["shards"]["count"] >= 2
 
 
 @pytest.mark.parametrize("name", list(BUILDS))
@@ -103,8 +105,8 @@ def test_workers_and_a_failure_at_the_end_give_the_same_bytes(
     options: dict[str, Any] = BUILDS["static"] | {"format": "tfds", "eval_fraction": 0.3, "unit_mb": 0.03, "workers": 2}
     finish = output_files.finish
 
-    def dying(directory: Path, manifest: dict[str, Any]) -> None:
-        finish(directory, manifest)
+    def dying(directory: Path, manifest: dict[str, Any], shards: ShardTable) -> None:
+        finish(directory, manifest, shards)
         raise OSError("the machine is gone")
 
     with monkeypatch.context() as patched:
@@ -122,10 +124,10 @@ def test_units_without_rows_leave_no_gap_in_a_tfds_folder(outputs: Path, tmp_pat
     rows = all_rows(outputs / "static_arrow", "train")
     manifest = json.loads((outputs / "static_tfds" / "manifest.json").read_text())
     (tmp_path / "train").mkdir()
-    manifest["shards"] = [output_files.write("tfds", tmp_path, f"train/shard-{number:05d}", rows) for number in (2, 5)]
+    shards = [output_files.write("tfds", tmp_path, f"train/shard-{number:05d}", rows) for number in (2, 5)]
     (tmp_path / "train" / "shard-00000.array_record").write_bytes(b"of a run before")
-    output_files.finish(tmp_path, manifest)
-    assert [shard["name"] for shard in manifest["shards"]] == [f"train/shard-0000{n}.array_record" for n in (0, 1)]
+    table = output_files.finish(tmp_path, manifest, ShardTable.of_entries(shards))
+    assert table.names.tolist() == [f"train/shard-0000{n}.array_record" for n in (0, 1)]
     source = tfds.builder_from_directory(tmp_path).as_data_source("train")
     assert len(source) == 2 * len(rows.input_ids)
 
@@ -146,7 +148,7 @@ def test_failed_write_leaves_nothing_and_names_the_file(outputs: Path, tmp_path:
 
 def test_damaged_shard_or_one_of_another_layout_is_refused(outputs: Path, tmp_path: Path) -> None:
     manifest = json.loads((outputs / "static_tfds" / "manifest.json").read_text())
-    whole = outputs / "static_tfds" / manifest["shards"][0]["name"]
+    whole = outputs / "static_tfds" / shard_tables.entries(outputs / "static_tfds")[0]["name"]
     path, content, read = tmp_path / whole.name, whole.read_bytes(), output_files.reader(manifest)
     for damaged in (content[: len(content) // 2], b"\0" * len(content), b"\0"):
         path.write_bytes(damaged)
@@ -173,12 +175,12 @@ def test_ids_over_16_bits_are_stored_as_tensorflow_can_read_them(outputs: Path, 
         input_ids=rows.input_ids.astype(np.uint32) + 90_000, masked_ids=rows.masked_ids.astype(np.uint32) + 90_000
     )
     (tmp_path / "train").mkdir()
-    manifest["shards"] = [output_files.write("tfds", tmp_path, "train/shard-00000", rows)]
-    output_files.finish(tmp_path, manifest)
+    shard = output_files.write("tfds", tmp_path, "train/shard-00000", rows)
+    [name] = output_files.finish(tmp_path, manifest, ShardTable.of_entries([shard])).names
     example = tfds.builder_from_directory(tmp_path).as_data_source("train")[3]
     assert example["input_ids"].dtype == np.int32
     np.testing.assert_array_equal(example["input_ids"], rows.input_ids[3])
-    assert_same(output_files.reader(manifest)(tmp_path / manifest["shards"][0]["name"]), rows)
+    assert_same(output_files.reader(manifest)(tmp_path / name), rows)
 
 
 TENSORFLOW = """

@@ -4,6 +4,7 @@ It stands for a reader in another language, so it imports nothing of ours and is
 """
 
 import functools
+import hashlib
 import itertools
 import json
 import math
@@ -76,15 +77,17 @@ class Output:
         return list(struct.unpack(f"<{(len(content) - begin) // 8}q", content[begin:]))
 
     def rows(self, part: str) -> Iterator[Row]:
-        for shard in self.manifest["shards"]:
-            if shard["name"].startswith(f"{part}/"):
-                content = (self.directory / shard["name"]).read_bytes()
-                assert len(content) == shard["bytes"]
+        table = (self.directory / self.manifest["shards"]["table"]).read_bytes()
+        assert hashlib.sha256(table).hexdigest() == self.manifest["shards"]["sha256"]
+        shards = arrow_columns(table)
+        assert len(shards["name"]) == self.manifest["shards"]["count"]
+        listed = [shards[key] for key in ("name", "rows", "bytes", "sha256")]
+        for name, count, size, digest in zip(*listed, strict=True):
+            if name.startswith(f"{part}/"):
+                content = (self.directory / name).read_bytes()
+                assert len(content) == size and hashlib.sha256(content).digest() == digest
                 columns = arrow_columns(content)
-                rows = [
-                    _row({name: values[number] for name, values in columns.items()}) for number in range(shard["rows"])
-                ]
-                yield from rows
+                yield from [_row({key: values[row] for key, values in columns.items()}) for row in range(count)]
 
 
 def _text_of(token: Any) -> str:
@@ -238,8 +241,20 @@ def arrow_columns(content: bytes) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {}
     for one in footer.table(1).tables(1):
         next(buffers)  # validity of the column: no nulls, so it may be empty
-        width, integers = 1, one
-        is_list = one.scalar(2, "<B") == 16  # FixedSizeList
+        width, integers, kind = 1, one, one.scalar(2, "<B")
+        if kind == 5:  # Utf8: offsets of rows + 1, and the text
+            ends = struct.unpack_from(f"<{rows + 1}i", content, body + next(buffers)[0])
+            start, _ = next(buffers)
+            texts = itertools.pairwise(ends)
+            columns[one.text(0)] = [content[body + start + a : body + start + b].decode() for a, b in texts]
+            continue
+        if kind == 15:  # FixedSizeBinary
+            width, (start, _) = one.table(3).scalar(0, "<i"), next(buffers)
+            columns[one.text(0)] = [
+                content[body + start + row * width : body + start + (row + 1) * width] for row in range(rows)
+            ]
+            continue
+        is_list = kind == 16  # FixedSizeList
         if is_list:
             width = one.table(3).scalar(0, "<i")
             [integers] = one.tables(5)

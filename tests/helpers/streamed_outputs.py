@@ -25,6 +25,7 @@ from bert_jax.data.shards import open_dataset, write_shard
 from bert_jax.data.streaming import open_streamed
 from bert_jax.storage import remote
 from bert_jax.train.workdir import read_params
+from tests.helpers import shard_tables
 
 
 def many_rows(shards_dir: Path, copy: Path, shards: int = 5, rows: int = 400, first: int = 0) -> Path:
@@ -43,12 +44,11 @@ def many_rows(shards_dir: Path, copy: Path, shards: int = 5, rows: int = 400, fi
         written = write_shard(copy / name, some)
         entries.append({"name": name, **written._asdict()})
         number += count
-    held_out = [entry for entry in manifest["shards"] if entry["name"].startswith("eval/")]
-    manifest["shards"] = entries + held_out
+    held_out = shard_tables.entries(copy, "eval/")
     for unused in {path.name for path in (copy / "train").iterdir()} - {Path(e["name"]).name for e in entries}:
         (copy / "train" / unused).unlink()
     manifest["parts"]["train"] |= {"rows": number - first, "tokens": (number - first) * 60}
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    shard_tables.replace(copy, entries + held_out, manifest)
     return copy
 
 
