@@ -19,7 +19,6 @@ from typing import Any
 from bert_jax.data.manifest import MANIFEST, PAIRS, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter, print_note
-from bert_jax.storage.files import SUFFIXES as COMPRESSED
 from bert_jax.storage.files import refuse_existing
 from bert_jax.storage.remote import as_address, is_remote
 from bert_jax.tokenization import tokenizer as tokenizers
@@ -28,7 +27,7 @@ from data_prep import build_options, cluster, engines, output_files, processes, 
 from data_prep import job as jobs
 from data_prep.build_options import NOT_COMPARED, Arguments, BuildOptions, Share
 from data_prep.merge import merge
-from data_prep.readers.corpus import Corpus, Source, find_sources
+from data_prep.readers.corpus import Corpus, Source, find_sources, text_bytes
 from data_prep.sequences import fewest_documents
 from data_prep.units import Unit, UnitSplitter, UnusableCorpus
 from data_prep.worker import TokenCache, refuse_newlines
@@ -120,8 +119,7 @@ def _arguments(options: BuildOptions, share: Share, sources: tuple[Source, ...],
     unit_bytes = round(options.unit_mb * MB)
     if not unit_bytes:
         # A 16th of the corpus: enough units to share out, each large enough to outweigh its overhead.
-        text_bytes = sum(source.bytes * (3 if source.path.endswith(COMPRESSED) else 1) for source in sources)
-        unit_bytes = min(max(text_bytes // 16, MB), 8 * MB)
+        unit_bytes = min(max(text_bytes(sources) // 16, MB), 8 * MB)
     chosen, digest = build_options.share_sources(share, sources), build_options.digest(sources)
     return Arguments(options, short_seq_prob, unit_bytes, share, chosen, digest, tokenizer.content_hash)
 

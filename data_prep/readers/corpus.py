@@ -17,6 +17,7 @@ from bert_jax.config.options import Valid, check, option
 from bert_jax.data.manifest import MANIFEST
 from bert_jax.errors import UserError
 from bert_jax.storage.files import INCOMPLETE, MARKER, OnRead, ignore_progress
+from bert_jax.storage.files import SUFFIXES as COMPRESSED
 from bert_jax.storage.remote import find_files, is_remote, is_special
 from data_prep import output_files
 from data_prep.readers import Items, Omission, Refusal, datasets, ranges, tables, text, web, wiki
@@ -174,6 +175,11 @@ class Source(NamedTuple):
     bytes: int  # as stored
     weight: float = 1.0  # how often documents are read; a fraction reads that share of them
     folder: bool = False  # whether it is a folder, which no reader can read
+
+
+def text_bytes(sources: Sequence[Source]) -> int:
+    """Estimates the size of the sources' text."""
+    return sum(source.bytes * (3 if source.path.endswith(COMPRESSED) else 1) for source in sources)
 
 
 def find_sources(pattern: str, weights: Sequence[float] = (), own: Sequence[Path] = ()) -> tuple[Source, ...]:
