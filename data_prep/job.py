@@ -105,8 +105,7 @@ def keeping_units(output: Path) -> Iterator[None]:
         yield
     except Stopped:
         if is_remote(output):
-            address = as_address(output)
-            raise Stopped(f"finished units are kept in {address}; run the same command again to resume") from None
+            raise Stopped(f"finished units of {as_address(output)} are kept; run the same command again") from None
         for folder in (incomplete_path(output), *parts_folder(output).glob("*-of-*")):
             if finished_units(folder) or (folder / MANIFEST).exists():
                 place = folder if folder == incomplete_path(output) else parts_folder(output)

@@ -133,7 +133,7 @@ def _sampled(sources: dict[str, tuple[Source, ...]], max_gb: float) -> dict[str,
     if share >= 1:
         return sources
     print_note(
-        f"counting {share:.2%} of the documents, chosen by their hash: about {max_gb:g} of {size / 1e9:,.1f} GB of text "
+        f"counting {share:.2%} of the documents, chosen by their hash: about {max_gb:g} of {size / 1e9:,.1f} GB "
         "(--max_gb)"
     )
     return {name: tuple(source._replace(weight=share) for source in chosen) for name, chosen in sources.items()}
