@@ -1,8 +1,8 @@
 """Builds pretraining examples from text: `build` makes one part of a job (`build_share`) or all (`build_parts`).
 
-`build_share` plans the job, runs its units, and writes the manifest. On this machine, one process reads the text and
-processes build the units; for an engine or an output in a store, workers do both (cluster.py). `build_parts` runs
-processes that read their own files and build one part each; then it merges the parts.
+`build_share` plans the job, runs its units, joins them into shards, and writes the manifest. On this machine, one
+process reads the text and processes do the rest; for an engine or an output in a store, workers do it all (cluster.py).
+`build_parts` runs processes that read their own files and build one part each; then it merges the parts.
 """
 
 import dataclasses
@@ -16,14 +16,14 @@ from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.manifest import MANIFEST, PAIRS, read_manifest
+from bert_jax.data.manifest import MANIFEST, PAIRS, PARTS, ShardTable, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.files import refuse_existing
 from bert_jax.storage.remote import as_address, is_remote
 from bert_jax.tokenization import tokenizer as tokenizers
 from bert_jax.tokenization.tokenizer import Tokenizer
-from data_prep import build_options, cluster, engines, output_files, processes, summary, worker
+from data_prep import build_options, cluster, engines, joining, output_files, processes, summary, worker
 from data_prep import job as jobs
 from data_prep.build_options import NOT_COMPARED, Arguments, BuildOptions, Share
 from data_prep.merge import merge
@@ -101,7 +101,7 @@ def build_share(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
         ranges = cluster.ranges(arguments.sources, arguments)
         site = cluster.Site(address, os.urandom(8).hex(), arguments, ranges, cache)
         workers = cluster.Cluster(job, site, engine)
-        workers.list(quiet)
+        workers.read(quiet)
         corpus.open(site)
         manifest = _run(job, corpus, cleaning, cache, quiet, workers)
         if is_remote(output):
@@ -137,6 +137,7 @@ def _run(
     fewest, numbering = fewest_documents(options.objective), (share.first_unit, share.is_divided)
     splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup, *numbering)
     records: list[jobs.UnitRecord] = []
+    joined = joining.joined_files(job.directory)
     tokens = 0  # in units finished by this run
     done = before = 0  # documents in finished units, and in units finished by an earlier run
 
@@ -154,7 +155,7 @@ def _run(
     def unfinished() -> Iterator[Unit]:
         nonlocal done, before
         for unit in _units(splitter, corpus, arguments, report):
-            record = elsewhere.finished(unit) if elsewhere else jobs.read_record(job.directory, unit)
+            record = elsewhere.finished(unit) if elsewhere else jobs.read_record(job.directory, unit, joined)
             if record is None:
                 yield unit
             else:
@@ -167,7 +168,6 @@ def _run(
         print_note(f"resuming {as_address(job.output)}: {resumed} units are finished")
     work = functools.partial(worker.build_unit, arguments, cache)
     with Reporter("building examples", corpus.total_bytes, ("MB", "M tokens"), quiet) as reporter:
-        # Records arrive in any order; `finish` sorts them.
         built = (
             elsewhere.run(unfinished())
             if elsewhere
@@ -180,7 +180,15 @@ def _run(
             report()
         if not any(record.counts["rows"] for record in records if record.part == "train"):
             raise UnusableCorpus(summary.why_no_rows(records))
-        manifest = job.finish(records, corpus.refused + splitter.skipped, cleaning)
+    # Records arrive in any order.
+    records.sort(key=lambda record: (PARTS.index(record.part), record.number))
+    groups = joining.plan(records, options.dupe_factor)
+    if elsewhere:
+        entries = elsewhere.join(groups, quiet)
+    else:
+        entries = joining.join_units(job.directory, options.format, groups, options.workers, quiet)
+    shards = ShardTable.of_entries(entries)
+    manifest = job.finish(records, shards, corpus.refused + splitter.skipped, cleaning)
     if not quiet:
         summary.print_summary(job, manifest, splitter, megabytes(), tokens, reporter.seconds())
         if cache is not None:

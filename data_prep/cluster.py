@@ -1,11 +1,12 @@
 """Builds examples with workers that read the text and write the shards themselves, wherever both are.
 
-A job has two stages, each a list of names over which an engine (engines/) runs one function:
+A job has three stages, each a list of names over which an engine (engines/) runs one function:
 
     list_range   reads a range of a source, writes its documents as text files, and lists their sizes and hashes
-    build_unit   reads a unit's documents from the text files, and writes its shards and its record
+    build_unit   reads a unit's documents from the text files, and writes its rows and its record
+    join_units   joins the rows of units into a shard (joining.py)
 
-Between the stages, the process that runs the job splits the listed documents into units, as it splits text that it
+After the first stage, the process that runs the job splits the listed documents into units, as it splits text that it
 reads itself (units.py): so the output has the same bytes with every engine, any number of workers, and any ranges. It
 reads no text and no shard. Everything is in one folder, local or in a store, which workers reach by its address:
 
@@ -13,6 +14,7 @@ reads no text and no shard. Everything is in one folder, local or in a store, wh
     job/text/NUMBER-FILE.arrow  the documents themselves; those for train and for eval are in different files
     job/plan/RUN/GROUP.json     which documents the units have
     job/units/NAME.json, .npy   the records (job.py): finished units
+    job/joined/NAME.json        finished shards
     train, eval                 the shards
 """
 
@@ -26,7 +28,7 @@ import shutil
 import tempfile
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +42,7 @@ from bert_jax.progress import Reporter
 from bert_jax.storage.files import scratch_folder
 from bert_jax.storage.remote import Folder, as_address, is_remote
 from bert_jax.tokenization.tokenizer import Tokenizer
-from data_prep import engines, worker
+from data_prep import engines, joining, worker
 from data_prep import job as jobs
 from data_prep.build_options import Arguments
 from data_prep.job import UnitRecord
@@ -52,7 +54,7 @@ from data_prep.readers.text import folder as folder_refusal
 from data_prep.units import Listed, Unit, UnusableCorpus, is_held_out, list_document
 from data_prep.worker import TokenCache
 
-LISTS, TEXT, PLAN, UNITS = "job/lists", "job/text", "job/plan", "job/units"
+LISTS, TEXT, PLAN, UNITS, JOINED = "job/lists", "job/text", "job/plan", "job/units", "job/joined"
 _FILE_BYTES = 8 << 20  # of text in a text file
 _GROUP = 256  # units in a file of the plan
 _THREADS = 16  # that wait for a store
@@ -255,6 +257,30 @@ def _plan(address: str, run: str, group: str) -> dict[str, Any]:
     return dict(json.loads(Folder(address).read(f"{PLAN}/{run}/{group}.json")))
 
 
+# The third stage: the rows of units become shards.
+
+
+def join_units(site: Site, name: str) -> None:
+    """On a worker: joins files of units in a temporary folder, and writes the shard and then its record.
+
+    Args:
+        name: The file of the plan, and the record.
+    """
+    folder = Folder(site.address)
+    file, name = name.split()
+    group = joining.Group(*_plan(site.address, site.run, file)[name])
+    with tempfile.TemporaryDirectory(prefix="bert_jax_") as temporary:
+        directory = Path(temporary)
+        for inner in (UNITS, JOINED, *PARTS):
+            (directory / inner).mkdir(parents=True)
+        inputs = [entry["name"] for entry in group.inputs]
+        for path, content in zip(inputs, fetched(folder, inputs), strict=True):
+            (directory / path).write_bytes(content)
+        shard = joining.join(directory, site.arguments.options.format, group)
+        for path in (shard["name"], f"{JOINED}/{group.record}"):  # the record comes last
+            folder.write(path, (directory / path).read_bytes())
+
+
 def _runs(places: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:
     """Joins places that follow one another: (text file, begin, end)."""
     runs: list[tuple[str, int, int]] = []
@@ -291,7 +317,7 @@ class Cluster:
     def resumed(self) -> int:
         return len(self._finished)
 
-    def list(self, quiet: bool) -> None:
+    def read(self, quiet: bool) -> None:
         """Runs the first stage for the ranges that no earlier run has finished."""
         names = [_name(number) for number in range(len(self.site.ranges))]
         missing = [name for name in names if f"{LISTS}/{name}.arrow" not in self._sizes]
@@ -330,6 +356,7 @@ class Cluster:
             self._folder.write(f"{PLAN}/{self.site.run}/{group:05d}.json", json.dumps(planned).encode())
             items += [f"{group:05d} {name}" for name in planned]
         names = {item.split()[1]: item for item in items}
+        self._forget(f"{UNITS}/{name}.json" for name in names)
         pending: set[Future[UnitRecord]] = set()
 
         def ended() -> set[str]:
@@ -343,6 +370,47 @@ class Cluster:
                 yield from (future.result() for future in done)
             for future in pending:
                 yield future.result()
+
+    def join(self, groups: Sequence[joining.Group], quiet: bool) -> list[dict[str, Any]]:
+        """Runs the third stage, and returns the entries of all shards in the table of shards."""
+        names: dict[str, joining.Group] = {}
+        for number, start in enumerate(range(0, len(groups), _GROUP)):
+            planned = {group.record: group for group in groups[start : start + _GROUP]}
+            self._folder.write(f"{PLAN}/{self.site.run}/shards-{number:05d}.json", json.dumps(planned).encode())
+            names |= {f"shards-{number:05d} {record}": group for record, group in planned.items()}
+        before = [path for path in self._sizes if path.startswith(f"{JOINED}/")]
+        records = dict(zip(before, map(json.loads, fetched(self._folder, before)), strict=True))
+
+        def is_finished(group: joining.Group) -> bool:
+            record = records.get(f"{JOINED}/{group.record}")
+            inputs = [[entry["name"], entry["sha256"]] for entry in group.inputs]
+            # An earlier run may have joined other units, of another text.
+            return (
+                record is not None
+                and record["inputs"] == inputs
+                and self._sizes.get(record["shard"]["name"]) == record["shard"]["bytes"]
+            )
+
+        missing = [name for name, group in names.items() if not is_finished(group)]
+        self._forget(f"{JOINED}/{names[name].record}" for name in missing)
+        total = sum(entry["bytes"] for name in missing for entry in names[name].inputs)
+
+        def ended() -> set[str]:
+            present = self._names(JOINED, ".json")
+            return {name for name, group in names.items() if group.record.removesuffix(".json") in present}
+
+        with Reporter("joining shards", total, ("MB",), quiet) as reporter:
+            for name in self.engine.run(functools.partial(join_units, self.site), missing, ended):
+                size = sum(entry["bytes"] for entry in names[name].inputs)
+                reporter.advance(size, size / 1e6)
+        joined = fetched(self._folder, (f"{JOINED}/{group.record}" for group in names.values()))
+        return [joining.JoinRecord(**json.loads(content)).shard for content in joined]
+
+    def _forget(self, names: Iterable[str]) -> None:
+        """Removes records by an earlier run on other text, which would say that something is finished."""
+        for name in names:
+            if name in self._sizes:
+                self._folder.remove(name)
 
     def _fetch(self, name: str) -> UnitRecord:
         """Reads a unit's record, and copies its counts to the job's folder on this machine."""

@@ -2,8 +2,10 @@
 
 DIR.incomplete/job/arguments.json    everything that decides the output; only a run with equal arguments resumes the job
 DIR.incomplete/job/lock              held by the one process that may write here
-DIR.incomplete/job/units/NAME.json   the record for a finished unit, written after its shards and NAME.npy
+DIR.incomplete/job/units/NAME.json   the record for a finished unit, written after its other files
 DIR.incomplete/job/units/NAME.npy    how often ids and sequence lengths occur
+DIR.incomplete/job/units/NAME-K.arrow  the rows of its K-th pairing, until data_prep/joining.py joins them into a shard
+DIR.incomplete/job/joined            records of joined shards
 DIR.incomplete/tokenizer, train, eval, manifest.json, shards.arrow, unigram_counts.npy, SHA256SUMS   as in DIR
 
 bert-jax clean shares the functions up to `check_arguments`; records and `Job` belong to build-examples.
@@ -20,7 +22,7 @@ import platform
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, NamedTuple
@@ -40,12 +42,13 @@ from data_prep.output_files import sha256, write_with_manifest
 from data_prep.units import Unit, UnusableCorpus, summarise
 
 UNIGRAMS = "unigram_counts.npy"
+UNITS = "job/units"
 _LIBRARIES = ("numpy", "pyarrow", "tokenizers", "sentencepiece", "array_record")
 PARTS_SUFFIX = ".parts"
 
 
 def unit_folder(directory: Path) -> Path:
-    return directory / "job" / "units"
+    return directory / UNITS
 
 
 def finished_units(directory: Path) -> int:
@@ -118,12 +121,17 @@ def keeping_units(output: Path) -> Iterator[None]:
 def complete(directory: Path, output: Path) -> None:
     """Gives a job's folder its final name, and removes the files needed only to resume."""
     directory.rename(output)
-    descriptor = os.open(output.parent, os.O_RDONLY)
+    sync_folder(output.parent)
+    shutil.rmtree(output / "job", ignore_errors=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flushes the names of files in a folder to disk, so that new ones survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # so that the new name survives a power failure
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    shutil.rmtree(output / "job", ignore_errors=True)
 
 
 def own_folders(output: Path) -> tuple[Path, ...]:
@@ -194,7 +202,7 @@ class UnitRecord(NamedTuple):
     text_hash: str
     counts: dict[str, int]  # COUNTED
     skipped: dict[str, int]  # documents, by reason
-    shards: list[dict[str, Any]]  # name, rows, bytes, sha256: as in the manifest
+    shards: list[dict[str, Any]]  # its files of rows: name, rows, bytes, sha256
     counted: str = ""  # sha256 of NAME.npy, once that is written
 
     @property
@@ -209,7 +217,7 @@ class UnitRecord(NamedTuple):
 def write_record(
     directory: Path, record: UnitRecord, unigrams: Int64[np.ndarray, "V"], lengths: Int64[np.ndarray, "n"]
 ) -> UnitRecord:
-    """Marks a unit as finished after its shards are on disk, and returns the record as written.
+    """Marks a unit as finished after its rows are on disk, and returns the record as written.
 
     Args:
         unigrams: How often each id occurs in the unit's rows.
@@ -230,12 +238,17 @@ def npy_bytes(array: Int64[np.ndarray, "n"]) -> bytes:
     return buffer.getvalue()
 
 
-def read_record(directory: Path, unit: Unit) -> UnitRecord | None:
-    """Returns a unit's record if an earlier run finished it on the same text and its files are intact."""
+def read_record(directory: Path, unit: Unit, joined: Mapping[str, str]) -> UnitRecord | None:
+    """Returns a unit's record if an earlier run finished it on the same text and its files are intact.
+
+    Args:
+        joined: The sha256, by name, of files of rows that an intact shard replaces (data_prep/joining.py).
+    """
     path = unit_folder(directory) / f"{unit.name}.json"
     try:
         record = UnitRecord(**json.loads(path.read_text(encoding="utf-8")))
-        digests = {directory / shard["name"]: shard["sha256"] for shard in record.shards}
+        files = [file for file in record.shards if joined.get(file["name"]) != file["sha256"]]
+        digests = {directory / file["name"]: file["sha256"] for file in files}
         digests[path.with_suffix(".npy")] = record.counted
         # Names and sizes are not enough: after a power failure they may be right and the content lost.
         intact = record.text_hash == unit.text_hash and all(sha256(file) == digest for file, digest in digests.items())
@@ -280,16 +293,20 @@ class Job(NamedTuple):
     tokenizer: Tokenizer
 
     def finish(
-        self, records: Iterable[UnitRecord], skipped: Counter[str], cleaning: list[dict[str, Any]]
+        self,
+        records: Sequence[UnitRecord],
+        shards: ShardTable,
+        skipped: Counter[str],
+        cleaning: list[dict[str, Any]],
     ) -> dict[str, Any]:
         """Writes the unigram counts and the manifest, renames the folder, and returns the manifest.
 
         Args:
-            records: The records of all units, in any order.
+            records: The records of all units, in order.
+            shards: Their joined rows.
             skipped: How many documents are in no unit, by reason.
             cleaning: The reports of bert-jax clean on the text (summary.py).
         """
-        records = sorted(records, key=lambda record: (PARTS.index(record.part), record.number))
         options, vocab_size = self.arguments.options, self.tokenizer.vocab_size
         # By index: V unigram counts, then T + 1 counts of sequences by length.
         counted = {part: np.zeros(vocab_size + options.seq_len + 1, np.int64) for part in PARTS}
@@ -303,7 +320,6 @@ class Job(NamedTuple):
             rule = dataclasses.replace(rule, words="spaces")
         manifest = _manifest(self.arguments, rule, self.tokenizer, records, skipped, lengths, cleaning)
         # A killed worker may have left files behind.
-        shards = ShardTable.of_entries(shard for record in records for shard in record.shards)
         names = set(shards.names.tolist())
         for part in PARTS:
             for path in (self.directory / part).iterdir():
@@ -342,7 +358,7 @@ def _manifest(
     arguments: Arguments,
     rule: MaskingRule,
     tokenizer: Tokenizer,
-    records: list[UnitRecord],
+    records: Sequence[UnitRecord],
     skipped: Counter[str],
     lengths: Mapping[Part, Int64[np.ndarray, "n"]],
     cleaning: list[dict[str, Any]],

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -54,10 +54,10 @@ _ABOUT = {
 
 
 def write(format: str, directory: Path, stem: str, rows: Rows) -> dict[str, Any]:
-    """Writes the shard directory/stem (a part and a name, e.g. train/shard-00000), completely or not at all.
+    """Writes the shard directory/stem (e.g. train/shard-00000), completely or not at all.
 
     Returns:
-        The shard's entry in the manifest.
+        The shard's entry in the table of shards.
 
     Raises:
         OSError: The file cannot be written.
@@ -99,6 +99,23 @@ def make_in_store(output: Path, last: str, make: Callable[[Path], dict[str, Any]
     copy(last)
     shutil.rmtree(local.parent)
     return dict(result)
+
+
+def join(format: str, directory: Path, stem: str, paths: Sequence[Path]) -> dict[str, Any]:
+    """Writes the rows of several shards, in order, as the shard directory/stem, completely or not at all.
+
+    Returns:
+        The shard's entry in the table of shards.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    if format != "arrow":
+        return {"name": stem + _UNNUMBERED, **_write_records(directory / (stem + _UNNUMBERED), _records(paths))}
+    # The inputs are mapped, so memory holds one shard: the columns that this makes.
+    columns = zip(*(read_shard(path) for path in paths), strict=True)
+    rows = Rows(*(None if held[0] is None else np.concatenate(held) for held in columns))  # type: ignore[arg-type]
+    return write(format, directory, stem, rows)
 
 
 def reader(manifest: Mapping[str, Any]) -> Callable[[Path], Rows]:
@@ -168,20 +185,41 @@ def finish(directory: Path, manifest: Mapping[str, Any], shards: ShardTable) -> 
 
 
 def _write_tfds(path: Path, rows: Rows) -> dict[str, Any]:
-    from array_record.python import array_record_module
     from tensorflow_datasets.proto import tf_example_pb2
 
     columns = {name: column for name, column in rows._asdict().items() if column is not None}
-    unfinished = path.with_name(path.name + ".tmp")
-    try:
-        writer = array_record_module.ArrayRecordWriter(str(unfinished), _OPTIONS)
+
+    def records() -> Iterator[bytes]:
         for row in range(len(rows.input_ids)):
             example = tf_example_pb2.Example()
             for name, column in columns.items():
                 example.features.feature[name].bytes_list.value.append(column[row].tobytes())
-            writer.write(example.SerializeToString(deterministic=True))
+            yield example.SerializeToString(deterministic=True)
+
+    return _write_records(path, records())
+
+
+def _records(paths: Iterable[Path]) -> Iterator[bytes]:
+    """Yields the records of ArrayRecord files."""
+    from array_record.python import array_record_module
+
+    for path in paths:
+        opened = array_record_module.ArrayRecordReader(str(path))
+        yield from opened.read_all()
+        opened.close()
+
+
+def _write_records(path: Path, records: Iterable[bytes]) -> dict[str, Any]:
+    from array_record.python import array_record_module
+
+    count = 0
+    unfinished = path.with_name(path.name + ".tmp")
+    try:
+        writer = array_record_module.ArrayRecordWriter(str(unfinished), _OPTIONS)
+        for record in records:
+            writer.write(record)
+            count += 1
         writer.close()
-        content = unfinished.read_bytes()
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())
     except RuntimeError as error:
@@ -192,7 +230,7 @@ def _write_tfds(path: Path, rows: Rows) -> dict[str, Any]:
                 raise OSError(number, os.strerror(number), str(path)) from error
         raise
     unfinished.replace(path)
-    return {"rows": len(rows.input_ids), "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return {"rows": count, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def _read_tfds(path: Path, columns: Mapping[str, tuple[tuple[int, ...], Any]]) -> Rows:

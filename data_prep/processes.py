@@ -98,14 +98,19 @@ def open_pool(workers: int, killed: str = f"{KILLED}, with fewer --workers") -> 
         raise UserError(killed) from None
 
 
-def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+def map_in_order(
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    workers: int,
+    killed: str = "a process that reads --input was killed, perhaps because memory ran out. Use fewer --workers",
+) -> Iterator[Result]:
     """Yields results in the order of the items, computed by other processes, or here if there is one worker or item.
 
     At most two items per worker are in flight, so memory does not grow with the number of items. If `items` raises,
     results that the caller has not taken are lost.
 
     Raises:
-        UserError: The system killed a process.
+        UserError: The system killed a process. The message is `killed`.
     """
     items = iter(items)
     first = list(itertools.islice(items, 2))
@@ -113,7 +118,6 @@ def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers:
     if workers <= 1 or len(first) < 2:
         yield from map(work, items)
         return
-    killed = "a process that reads --input was killed, perhaps because memory ran out. Use fewer --workers"
     pending: deque[Future[Result]] = deque()
     with open_pool(workers, killed) as pool:
         try:

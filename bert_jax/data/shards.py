@@ -7,12 +7,13 @@ outputs from object stores, and `open_tfds` opens TFDS data sets without TensorF
 
 import functools
 import hashlib
+import io
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +35,7 @@ from bert_jax.data.manifest import (
 )
 from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.errors import UserError, install_hint
-from bert_jax.storage.files import wait_for_lock, write_atomic
+from bert_jax.storage.files import atomic_writer, wait_for_lock, write_atomic
 from bert_jax.storage.remote import Folder, as_address, first_line, is_remote
 from bert_jax.tokenization.vocabulary import Vocabulary
 from bert_jax.tokenization.vocabulary import load as load_vocabulary
@@ -72,14 +73,31 @@ def write_shard(path: Path, rows: Rows) -> WrittenShard:
         arrays.append(array)
         fields.append(pa.field(name, array.type, nullable=False))
     schema = pa.schema(fields)
-    # The file is built in memory first: the size and hash in the manifest are then those of the bytes that are written,
-    # and a failure leaves nothing behind.
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema) as writer:
-        writer.write_batch(pa.record_batch(arrays, schema=schema))
-    content = sink.getvalue()
-    write_atomic(path, memoryview(content))
-    return WrittenShard(len(rows.input_ids), content.size, hashlib.sha256(content).hexdigest())
+    with atomic_writer(path) as file:
+        hashing = _Hashing(file)
+        with pa.ipc.new_file(pa.PythonFile(hashing, "w"), schema) as writer:
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
+    return WrittenShard(len(rows.input_ids), hashing.bytes, hashing.digest.hexdigest())
+
+
+class _Hashing(io.RawIOBase):
+    """Counts and hashes what is written to a file, so that no second copy of a shard is in memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.bytes, self.digest = 0, hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any, /) -> int:
+        self.digest.update(content)
+        self._file.write(content)
+        self.bytes += len(content)
+        return len(content)
+
+    def tell(self) -> int:
+        return self.bytes
 
 
 def read_shard(source: Path | pa.NativeFile) -> Rows:

@@ -46,16 +46,23 @@ def as_typed(path: str) -> str:
 
 
 def write_atomic(path: Path, content: bytes | memoryview | Iterable[bytes | memoryview]) -> None:
-    """Writes a file, from bytes or from blocks, under a temporary name, flushes it to disk and renames it.
+    """Writes a file, from bytes or from blocks, as `atomic_writer` does."""
+    with atomic_writer(path) as file:
+        for block in (content,) if isinstance(content, bytes | memoryview) else content:
+            file.write(block)
 
-    If the disk or the blocks raise an error, neither the file nor the temporary one remains.
+
+@contextlib.contextmanager
+def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a file to write under a temporary name. At the end of the block, flushes it to disk and renames it.
+
+    If the disk or the block raises an error, neither the file nor the temporary one remains.
     """
     # The name is fixed, so that the next write replaces what a killed process left.
     unfinished = path.with_name(path.name + _TEMPORARY)
     try:
         with unfinished.open("wb") as file:
-            for block in (content,) if isinstance(content, bytes | memoryview) else content:
-                file.write(block)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
