@@ -35,6 +35,7 @@ from bert_jax.data.manifest import MANIFEST, PARTS, REARRANGED, SCHEMA_VERSION, 
 from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.errors import Stopped, UserError
 from bert_jax.storage.files import incomplete_path, lock, read_json, refuse_existing, write_atomic
+from bert_jax.storage.remote import Folder, as_address, is_remote
 from bert_jax.tokenization.tokenizer import Tokenizer
 from data_prep.build_options import Arguments
 from data_prep.output_files import sha256, write_with_manifest
@@ -52,6 +53,11 @@ def unit_folder(directory: Path) -> Path:
 
 def finished_units(directory: Path) -> int:
     return len(list(unit_folder(directory).glob("*.json")))
+
+
+def _has_begun(directory: Path) -> bool:
+    """Whether a job's folder has units, or lists of documents (cluster.py), that a later run uses."""
+    return finished_units(directory) > 0 or any((directory / "job" / "lists").glob("*.arrow"))
 
 
 def open_folder(directory: Path) -> IO[bytes]:
@@ -82,10 +88,10 @@ def resumable_folder(output: Path, arguments: Mapping[str, Any]) -> Iterator[Pat
     with open_folder(directory):
         try:
             refuse_existing(output)  # the previous holder of the lock may have finished
-            check_arguments(directory, arguments, begun=finished_units(directory) > 0)
+            check_arguments(directory, arguments, begun=_has_begun(directory))
             yield directory
         finally:
-            if directory.exists() and not finished_units(directory):
+            if directory.exists() and not _has_begun(directory):
                 shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -101,6 +107,8 @@ def keeping_units(output: Path) -> Iterator[None]:
     try:
         yield
     except Stopped:
+        if is_remote(output):
+            raise Stopped(f"finished units of {as_address(output)} are kept; run the same command again") from None
         for folder in (incomplete_path(output), *parts_folder(output).glob("*-of-*")):
             if finished_units(folder) or (folder / MANIFEST).exists():
                 place = folder if folder == incomplete_path(output) else parts_folder(output)
@@ -159,6 +167,22 @@ def check_arguments(directory: Path, arguments: Mapping[str, Any], begun: bool) 
         raise UserError(
             f"missing or damaged {path}, the arguments of the job; remove {directory} to start again"
         ) from None
+    _compare_arguments(before, arguments, str(directory))
+
+
+def check_stored_arguments(folder: Folder, arguments: Mapping[str, Any]) -> None:
+    """As `check_arguments`, for a job in a store.
+
+    Raises:
+        UserError: The arguments differ.
+    """
+    if (content := folder.read_if_present("job/arguments.json")) is not None:
+        _compare_arguments(json.loads(content), arguments, folder.address)
+    else:
+        folder.write("job/arguments.json", json.dumps(arguments, indent=1).encode())
+
+
+def _compare_arguments(before: Mapping[str, Any], arguments: Mapping[str, Any], place: str) -> None:
     differing = [
         name if isinstance(value, list) else f"{name} {before.get(name)}, now {value}"
         for name, value in arguments.items()
@@ -166,7 +190,7 @@ def check_arguments(directory: Path, arguments: Mapping[str, Any], begun: bool) 
     ]
     if differing:
         raise UserError(
-            f"{directory} was started with other arguments ({', '.join(differing)}); "
+            f"{place} was started with other arguments ({', '.join(differing)}); "
             "use the same ones to resume it, or remove that folder to start again"
         )
 
@@ -255,7 +279,8 @@ def open_job(output: Path, arguments: Arguments, tokenizer: Tokenizer) -> Iterat
         try:
             yield Job(output, directory, arguments, tokenizer)
         except UnusableCorpus:
-            shutil.rmtree(unit_folder(directory), ignore_errors=True)
+            for folder in ("units", "lists"):
+                shutil.rmtree(directory / "job" / folder, ignore_errors=True)
             raise
 
 
@@ -301,7 +326,8 @@ class Job(NamedTuple):
                 if f"{part}/{path.name}" not in names:
                     path.unlink()
         write_with_manifest(self.directory, manifest, shards)
-        complete(self.directory, self.output)
+        if not is_remote(self.output):
+            complete(self.directory, self.output)
         return manifest
 
 

@@ -8,12 +8,16 @@ tfds    a TensorFlow Datasets folder for other programs: ArrayRecord files, feat
 
 import dataclasses
 import errno
+import functools
 import hashlib
 import json
 import math
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +28,10 @@ from bert_jax.data.manifest import MANIFEST, PARTS, SHARD_TABLE, ShardTable
 from bert_jax.data.shard_file import Corrupt, join_rows, read_shard, stored_columns, write_shard
 from bert_jax.errors import UserError
 from bert_jax.storage.files import MARKER, write_atomic
+from bert_jax.storage.remote import Folder, as_address, is_remote
 
 FORMATS = ("arrow", "tfds")
+_COPIES = 16  # files that are copied to a store at the same time
 SUMS = "SHA256SUMS"  # the hash of every file of an output, in the format of `sha256sum -c SHA256SUMS`
 _SUM = re.compile(r"([0-9a-f]{64})  (\S.*)")
 _COPY_AGAIN = "copy the folder again, or build it again"
@@ -59,6 +65,40 @@ def write(format: str, directory: Path, stem: str, rows: Rows) -> dict[str, Any]
     if format == "arrow":
         return {"name": f"{stem}.arrow", **write_shard(directory / f"{stem}.arrow", rows)._asdict()}
     return {"name": stem + _UNNUMBERED, **_write_tfds(directory / (stem + _UNNUMBERED), rows)}
+
+
+def make_in_store(output: Path, last: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Makes an output, in a store by way of a local folder, and returns the result of `make`.
+
+    The local folder is in TMPDIR, and its name follows from the address: so a job that was killed resumes there.
+
+    Args:
+        last: The file with the result as JSON, which is copied last and so marks a complete output.
+        make: Makes the output in a folder that does not exist.
+
+    Raises:
+        UserError: The output exists in the store.
+    """
+    if not is_remote(output):
+        return make(output)
+    folder = Folder(as_address(output))
+    if folder.read_if_present(last) is not None:
+        raise UserError(f"output {folder.address} exists. Choose another --output, or remove it first")
+    name = hashlib.blake2b(folder.address.encode(), digest_size=8).hexdigest()
+    local = Path(tempfile.gettempdir()) / f"bert_jax-output-{name}" / output.name
+    local.parent.mkdir(mode=0o700, exist_ok=True)
+    result = json.loads((local / last).read_bytes()) if local.exists() else make(local)
+    names = [path.relative_to(local).as_posix() for path in local.rglob("*") if path.is_file()]
+
+    def copy(name: str) -> None:
+        with (local / name).open("rb") as file:
+            folder.write(name, iter(functools.partial(file.read, 1 << 22), b""))
+
+    with ThreadPoolExecutor(_COPIES) as pool:
+        list(pool.map(copy, (name for name in names if name != last)))
+    copy(last)
+    shutil.rmtree(local.parent)
+    return dict(result)
 
 
 def join(format: str, directory: Path, stem: str, paths: Sequence[Path]) -> dict[str, Any]:
