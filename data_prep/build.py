@@ -11,7 +11,7 @@ import json
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,9 @@ from data_prep.units import Unit, UnitSplitter, UnusableCorpus
 from data_prep.worker import TokenCache, refuse_newlines
 
 SHORT_SEQ_PROB = 0.1  # google-research/bert, create_pretraining_data.py
+# Held out by default. 1% of terabytes would be billions of tokens, which every evaluation reads.
+EVAL_FRACTION, EVAL_TOKENS = 0.01, 10_000_000
+BYTES_A_TOKEN = 4  # of English text in a vocabulary of 30,000 tokens; most other texts have more bytes
 MB = 1_000_000
 GB = 1_000_000_000
 
@@ -69,12 +72,15 @@ def build_share(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
     # be noticed hours later, when the outputs are merged.
     folder = Path(os.path.abspath(options.tokenizer)).parent
     if not share.of and all((folder / name).exists() for name in (MANIFEST, output_files.SUMS)):
-        taken = {held["number"] for held in build_options.manifest_shares(read_manifest(folder))}
+        extended = read_manifest(folder)
+        taken = {held["number"] for held in build_options.manifest_shares(extended)}
         if share.number in taken:
             raise UserError(
                 f"--part +{share.number}: {folder}, which has the --tokenizer, already has this share. Use --part "
                 f"+{max(taken) + 1}, or name the tokenizer of the output that the text is added to"
             )
+        if options.eval_fraction is None:  # merge-shards joins outputs with the same share only
+            options = dataclasses.replace(options, eval_fraction=extended["eval_fraction"])
     if options.engine == "local":
         processes.begin(options.workers)  # starts while this process reads the tokenizer
     # Files that this job or an earlier run of it wrote are not text.
@@ -83,7 +89,7 @@ def build_share(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
     tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
     if options.newlines == "keep":
         refuse_newlines(tokenizer)
-    arguments = _arguments(options, share, sources, tokenizer)
+    arguments = _arguments(options, share, sources, tokenizer, quiet)
     readers = dataclasses.replace(options, workers=options.workers or processes.cores())
     cleaning = summary.cleaning_reports(arguments.sources)
     cache = None
@@ -109,19 +115,36 @@ def build_share(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
         return manifest
 
 
-def _arguments(options: BuildOptions, share: Share, sources: tuple[Source, ...], tokenizer: Tokenizer) -> Arguments:
+def _arguments(
+    options: BuildOptions, share: Share, sources: tuple[Source, ...], tokenizer: Tokenizer, quiet: bool
+) -> Arguments:
     """Adds defaults that depend on other options or on the text."""
     short_seq_prob = options.short_seq_prob
     if short_seq_prob is None:
         # Packing makes its own short sequences (`sequences.fill_gaps`). Rows hold only a few sequences, so more short
         # ones would leave rows unfilled.
         short_seq_prob = SHORT_SEQ_PROB if options.objective in PAIRS and options.pack == 1 else 0.0
+    eval_fraction = held_out_share(sources, options.dupe_factor)
+    if options.eval_fraction is not None:
+        eval_fraction = options.eval_fraction
+    elif eval_fraction < EVAL_FRACTION and not quiet:
+        print_note(
+            f"{eval_fraction:.3%} of the documents are held out, about {EVAL_TOKENS / 1e6:.0f} M tokens "
+            f"(--eval_fraction {EVAL_FRACTION} for 1%)"
+        )
     unit_bytes = round(options.unit_mb * MB)
     if not unit_bytes:
         # A 16th of the corpus: enough units to share out, each large enough to outweigh its overhead.
         unit_bytes = min(max(text_bytes(sources) // 16, MB), 8 * MB)
     chosen, digest = build_options.share_sources(share, sources), build_options.digest(sources)
-    return Arguments(options, short_seq_prob, unit_bytes, share, chosen, digest, tokenizer.content_hash)
+    return Arguments(options, short_seq_prob, eval_fraction, unit_bytes, share, chosen, digest, tokenizer.content_hash)
+
+
+def held_out_share(sources: Sequence[Source], dupe_factor: int = 1) -> float:
+    """The share of documents that is held out by default: EVAL_FRACTION, or less for EVAL_TOKENS in about."""
+    # All parts of a job have the same sources here, so they hold out the same documents.
+    tokens = sum(text_bytes([source]) * source.weight for source in sources) * dupe_factor / BYTES_A_TOKEN
+    return min(EVAL_FRACTION, float(f"{EVAL_TOKENS / max(tokens, 1):.3g}"))
 
 
 def _run(
@@ -135,7 +158,7 @@ def _run(
     """Splits the corpus, skips finished units, has the others built here or elsewhere, and finishes the folder."""
     arguments, options, share = job.arguments, job.arguments.options, job.arguments.share
     fewest, numbering = fewest_documents(options.objective), (share.first_unit, share.is_divided)
-    splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup, *numbering)
+    splitter = UnitSplitter(arguments.unit_bytes, arguments.eval_fraction, fewest, options.dedup, *numbering)
     records: list[jobs.UnitRecord] = []
     joined = joining.joined_files(job.directory)
     tokens = 0  # in units finished by this run

@@ -109,7 +109,7 @@ def list_range(site: Site, name: str) -> None:
                 item = Omission("empty_text")
             if isinstance(item, bytes):
                 document = list_document(item, options.dedup, None)
-                file = filling["eval" if is_held_out(document.digest, options.eval_fraction) else "train"]
+                file = filling["eval" if is_held_out(document.digest, site.arguments.eval_fraction) else "train"]
                 listed.append((document.digest, document.size, document.spaced_digest, file.number))
                 file.documents.append(item)
                 file.bytes += len(item)

@@ -394,7 +394,7 @@ def _manifest(
         },
         "seed": options.seed,
         "dupe_factor": options.dupe_factor,
-        "eval_fraction": options.eval_fraction,
+        "eval_fraction": arguments.eval_fraction,
         "short_seq_prob": arguments.short_seq_prob,
         "corruption": {"delete_rate": options.delete_rate, "insert_rate": options.insert_rate}
         | {name: rate for name in REARRANGED if (rate := getattr(options, name))},

@@ -24,6 +24,7 @@ from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.tokenization import tokenizer as tokenizers
+from data_prep import build as build_lib
 from data_prep import build_options, joining
 from data_prep.build import build
 from data_prep.build_options import WHOLE, Arguments, BuildOptions
@@ -642,8 +643,31 @@ def test_lists_of_numbers_are_flags_with_commas() -> None:
 
 
 def test_arguments_that_decide_the_bytes_are_all_compared(arguments: dict) -> None:
-    compared = Arguments(BuildOptions(**arguments), 0.1, 1, WHOLE, (), "", "").to_json()
+    compared = Arguments(BuildOptions(**arguments), 0.1, 0.01, 1, WHOLE, (), "", "").to_json()
     # weights are in sources; what on_error leaves out changes the units, whose text is compared.
     decide_nothing = {"weights", "on_error", "token_cache", "token_cache_gb", "input", "tokenizer", "output", "workers"}
     decide_nothing |= {"engine", "engine_options", "lowercase", "unit_mb"}
     assert {field.name for field in dataclasses.fields(BuildOptions)} - decide_nothing <= compared.keys()
+
+
+def test_eval_holds_at_most_ten_million_tokens_by_default() -> None:
+    def share(size: int, name: str = "a.txt", weight: float = 1.0, dupe_factor: int = 1) -> float:
+        return build_lib.held_out_share([readers.Source(name, size, weight)], dupe_factor)
+
+    assert share(0) == share(4 * 10**9) == 0.01
+    assert share(3 * 10**12) == 1.33e-05  # 3 TB: 7.5e11 tokens
+    assert share(10**12, "a.jsonl.zst") == share(10**12, weight=3) == share(10**12, dupe_factor=3) == 1.33e-05
+
+
+def test_a_large_corpus_holds_out_less_unless_told_otherwise(
+    arguments: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build_lib, "EVAL_FRACTION", 0.5)
+    monkeypatch.setattr(build_lib, "EVAL_TOKENS", Path(arguments["input"]).stat().st_size / 4 * 0.2)
+    given = {name: value for name, value in arguments.items() if name != "eval_fraction"}
+    manifests = {}
+    for name, options in (("lowered", {}), ("chosen", {"eval_fraction": 0.2}), ("more", {"eval_fraction": 0.5})):
+        manifests[name] = build_lib.build(BuildOptions(**given | options | {"output": tmp_path / name}), quiet=False)
+        assert ("20.000% of the documents are held out" in capsys.readouterr().err) == (name == "lowered")
+    assert contents(tmp_path / "lowered") == contents(tmp_path / "chosen")
+    assert manifests["lowered"]["eval_fraction"] == 0.2 and manifests["more"]["eval_fraction"] == 0.5
