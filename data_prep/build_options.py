@@ -216,11 +216,11 @@ class BuildOptions(Reading):
         valid=between(1, 1000),
     )
     pack: int = option(1, "most sequences in a row; 1: no packing", metavar="S", valid=between(1, 256))
-    eval_fraction: float = option(
-        0.01,
-        "share of documents to hold out in eval/",
+    eval_fraction: float | None = option(
+        None,
+        "share of documents to hold out in eval/; default: 0.01, at most 10 M tokens",
         metavar="R",
-        valid=Valid(lambda share: 0 <= share < 1, "a share of at least 0 and below 1"),
+        valid=Valid(lambda share: share is None or 0 <= share < 1, "a share of at least 0 and below 1"),
     )
     short_seq_prob: float | None = option(
         None,
@@ -340,6 +340,7 @@ class Arguments(NamedTuple):
 
     options: BuildOptions
     short_seq_prob: float
+    eval_fraction: float
     unit_bytes: int
     share: Share
     sources: tuple[Source, ...]  # of the share
@@ -350,6 +351,7 @@ class Arguments(NamedTuple):
         """The content of arguments.json."""
         values = {name: value for name, value in vars(self.options).items() if name not in NOT_COMPARED} | {
             "short_seq_prob": self.short_seq_prob,
+            "eval_fraction": self.eval_fraction,
             "unit_bytes": self.unit_bytes,
             "sources": self.sources,
             "tokenizer_hash": self.tokenizer_hash,

@@ -26,7 +26,7 @@ from data_prep import output_files
 from data_prep.job import sum_counts
 from data_prep.sequences import RANDOM_SEGMENT, segment_count
 from data_prep.units import EVAL_KEY_BIT, summarise
-from data_prep.worker import mask_rows, row_batches
+from data_prep.worker import ROWS_PER_BATCH, mask_rows, row_batches
 
 PROGRAM = "bert-jax inspect-shards"
 REPLACEMENTS = ("[MASK]", "random", "kept")
@@ -190,8 +190,10 @@ def verify(directory: Path, progress: Callable[[int], None] = lambda size: None)
             rows = read(directory / name)
             if problem := layout_problem(rows, int(shards.rows[shard]), manifest):
                 raise Corrupt(problem)
-            _check_rows(rows, manifest, tokenizer)
-            key_ranges += _key_range(part, rows)
+            # A shard is large, so the arrays that the checks make are those of a batch.
+            for number, batch in enumerate(row_batches(rows)):
+                _check_rows(batch, manifest, tokenizer, number * ROWS_PER_BATCH)
+            key_ranges += _key_ranges(part, rows)
             for batch in row_batches(rows):
                 statistics[part].add(batch)
                 if batch.masked_positions is not None:
@@ -224,8 +226,8 @@ def _raise_first(directory: Path, problems: Mapping[str, str]) -> None:
         raise UserError(f"damaged {directory / name}: {problem}{more}; copy the folder again, or build it again")
 
 
-def _check_rows(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-    """Raises Corrupt for the first violated guarantee in rows with the right layout."""
+def _check_rows(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer, first: int = 0) -> None:
+    """Raises Corrupt for the first violated guarantee in rows with the right layout, which begin with row `first`."""
     ids, labels, width = rows.input_ids, rows.next_sentence_labels, rows.input_ids.shape[1]
     lengths, firsts = rows.sequence_lengths.astype(np.int64), rows.first_segment_lengths.astype(np.int64)
     ends = np.cumsum(lengths, axis=1)
@@ -266,25 +268,28 @@ def _check_rows(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) -
         }
     for problem, violated in checks.items():
         if violated.any():
-            raise Corrupt(f"row {np.nonzero(violated)[0][0]} has {problem}")
+            raise Corrupt(f"row {first + np.nonzero(violated)[0][0]} has {problem}")
 
 
-def _key_range(part: Part, rows: Rows) -> list[tuple[int, int]]:
-    """A shard's first and last sequence key, if it has any. Raises Corrupt for invalid keys."""
+def _key_ranges(part: Part, rows: Rows) -> list[tuple[int, int]]:
+    """The first and last sequence key of each unit in a shard. Raises Corrupt for invalid keys."""
     keys = np.sort(rows.sequence_keys[rows.sequence_lengths > 0])
-    if not len(keys):
-        return []
-    first, last = int(keys[0]), int(keys[-1])
     # The high 32 bits of a key are the unit, whose highest bit is the part; the low 32 bits count its sequences.
+    units = keys >> np.uint64(32)
+    begins = np.flatnonzero(np.diff(units, prepend=np.uint64(0)) | (np.arange(len(keys)) == 0))
+    ends = np.append(begins[1:], len(keys)) - 1
+    # Only the first unit may begin with a later pairing, if the shard before it ends with an earlier one.
+    gaps = np.diff(keys) != 1
+    gaps[begins[1:] - 1] = keys[begins[1:]] & np.uint64((1 << 32) - 1) != 0
+    in_eval = units & np.uint64(EVAL_KEY_BIT) > 0
     problems = {
-        "sequence keys that do not count up by one": bool((np.diff(keys) != 1).any()),
-        "sequence keys of two work units": first >> 32 != last >> 32,
-        f"sequence keys that are not those of {part}": bool(first >> 32 & EVAL_KEY_BIT) != (part == "eval"),
+        "sequence keys that do not count up by one": gaps.any(),
+        f"sequence keys that are not those of {part}": (in_eval != (part == "eval")).any(),
     }
     for problem, applies in problems.items():
         if applies:
             raise Corrupt(problem)
-    return [(first, last)]
+    return list(zip(keys[begins].tolist(), keys[ends].tolist(), strict=True))
 
 
 def _check_totals(path: Path, manifest: Mapping[str, Any]) -> None:

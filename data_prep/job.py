@@ -2,8 +2,10 @@
 
 DIR.incomplete/job/arguments.json    everything that decides the output; only a run with equal arguments resumes the job
 DIR.incomplete/job/lock              held by the one process that may write here
-DIR.incomplete/job/units/NAME.json   the record for a finished unit, written after its shards and NAME.npy
+DIR.incomplete/job/units/NAME.json   the record for a finished unit, written after its other files
 DIR.incomplete/job/units/NAME.npy    how often ids and sequence lengths occur
+DIR.incomplete/job/units/NAME-K.arrow  the rows of its K-th pairing, until data_prep/joining.py joins them into a shard
+DIR.incomplete/job/joined            records of joined shards
 DIR.incomplete/tokenizer, train, eval, manifest.json, shards.arrow, unigram_counts.npy, SHA256SUMS   as in DIR
 
 bert-jax clean shares the functions up to `check_arguments`; records and `Job` belong to build-examples.
@@ -20,7 +22,7 @@ import platform
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, NamedTuple
@@ -33,22 +35,29 @@ from bert_jax.data.manifest import MANIFEST, PARTS, REARRANGED, SCHEMA_VERSION, 
 from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.errors import Stopped, UserError
 from bert_jax.storage.files import incomplete_path, lock, read_json, refuse_existing, write_atomic
+from bert_jax.storage.remote import Folder, as_address, is_remote
 from bert_jax.tokenization.tokenizer import Tokenizer
 from data_prep.build_options import Arguments
 from data_prep.output_files import sha256, write_with_manifest
 from data_prep.units import Unit, UnusableCorpus, summarise
 
 UNIGRAMS = "unigram_counts.npy"
+UNITS = "job/units"
 _LIBRARIES = ("numpy", "pyarrow", "tokenizers", "sentencepiece", "array_record")
 PARTS_SUFFIX = ".parts"
 
 
 def unit_folder(directory: Path) -> Path:
-    return directory / "job" / "units"
+    return directory / UNITS
 
 
 def finished_units(directory: Path) -> int:
     return len(list(unit_folder(directory).glob("*.json")))
+
+
+def _has_begun(directory: Path) -> bool:
+    """Whether a job's folder has units, or lists of documents (cluster.py), that a later run uses."""
+    return finished_units(directory) > 0 or any((directory / "job" / "lists").glob("*.arrow"))
 
 
 def open_folder(directory: Path) -> IO[bytes]:
@@ -79,10 +88,10 @@ def resumable_folder(output: Path, arguments: Mapping[str, Any]) -> Iterator[Pat
     with open_folder(directory):
         try:
             refuse_existing(output)  # the previous holder of the lock may have finished
-            check_arguments(directory, arguments, begun=finished_units(directory) > 0)
+            check_arguments(directory, arguments, begun=_has_begun(directory))
             yield directory
         finally:
-            if directory.exists() and not finished_units(directory):
+            if directory.exists() and not _has_begun(directory):
                 shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -98,6 +107,8 @@ def keeping_units(output: Path) -> Iterator[None]:
     try:
         yield
     except Stopped:
+        if is_remote(output):
+            raise Stopped(f"finished units of {as_address(output)} are kept; run the same command again") from None
         for folder in (incomplete_path(output), *parts_folder(output).glob("*-of-*")):
             if finished_units(folder) or (folder / MANIFEST).exists():
                 place = folder if folder == incomplete_path(output) else parts_folder(output)
@@ -110,12 +121,17 @@ def keeping_units(output: Path) -> Iterator[None]:
 def complete(directory: Path, output: Path) -> None:
     """Gives a job's folder its final name, and removes the files needed only to resume."""
     directory.rename(output)
-    descriptor = os.open(output.parent, os.O_RDONLY)
+    sync_folder(output.parent)
+    shutil.rmtree(output / "job", ignore_errors=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flushes the names of files in a folder to disk, so that new ones survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # so that the new name survives a power failure
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    shutil.rmtree(output / "job", ignore_errors=True)
 
 
 def own_folders(output: Path) -> tuple[Path, ...]:
@@ -151,6 +167,22 @@ def check_arguments(directory: Path, arguments: Mapping[str, Any], begun: bool) 
         raise UserError(
             f"missing or damaged {path}, the arguments of the job; remove {directory} to start again"
         ) from None
+    _compare_arguments(before, arguments, str(directory))
+
+
+def check_stored_arguments(folder: Folder, arguments: Mapping[str, Any]) -> None:
+    """As `check_arguments`, for a job in a store.
+
+    Raises:
+        UserError: The arguments differ.
+    """
+    if (content := folder.read_if_present("job/arguments.json")) is not None:
+        _compare_arguments(json.loads(content), arguments, folder.address)
+    else:
+        folder.write("job/arguments.json", json.dumps(arguments, indent=1).encode())
+
+
+def _compare_arguments(before: Mapping[str, Any], arguments: Mapping[str, Any], place: str) -> None:
     differing = [
         name if isinstance(value, list) else f"{name} {before.get(name)}, now {value}"
         for name, value in arguments.items()
@@ -158,7 +190,7 @@ def check_arguments(directory: Path, arguments: Mapping[str, Any], begun: bool) 
     ]
     if differing:
         raise UserError(
-            f"{directory} was started with other arguments ({', '.join(differing)}); "
+            f"{place} was started with other arguments ({', '.join(differing)}); "
             "use the same ones to resume it, or remove that folder to start again"
         )
 
@@ -170,7 +202,7 @@ class UnitRecord(NamedTuple):
     text_hash: str
     counts: dict[str, int]  # COUNTED
     skipped: dict[str, int]  # documents, by reason
-    shards: list[dict[str, Any]]  # name, rows, bytes, sha256: as in the manifest
+    shards: list[dict[str, Any]]  # its files of rows: name, rows, bytes, sha256
     counted: str = ""  # sha256 of NAME.npy, once that is written
 
     @property
@@ -185,7 +217,7 @@ class UnitRecord(NamedTuple):
 def write_record(
     directory: Path, record: UnitRecord, unigrams: Int64[np.ndarray, "V"], lengths: Int64[np.ndarray, "n"]
 ) -> UnitRecord:
-    """Marks a unit as finished after its shards are on disk, and returns the record as written.
+    """Marks a unit as finished after its rows are on disk, and returns the record as written.
 
     Args:
         unigrams: How often each id occurs in the unit's rows.
@@ -206,12 +238,17 @@ def npy_bytes(array: Int64[np.ndarray, "n"]) -> bytes:
     return buffer.getvalue()
 
 
-def read_record(directory: Path, unit: Unit) -> UnitRecord | None:
-    """Returns a unit's record if an earlier run finished it on the same text and its files are intact."""
+def read_record(directory: Path, unit: Unit, joined: Mapping[str, str]) -> UnitRecord | None:
+    """Returns a unit's record if an earlier run finished it on the same text and its files are intact.
+
+    Args:
+        joined: The sha256, by name, of files of rows that an intact shard replaces (data_prep/joining.py).
+    """
     path = unit_folder(directory) / f"{unit.name}.json"
     try:
         record = UnitRecord(**json.loads(path.read_text(encoding="utf-8")))
-        digests = {directory / shard["name"]: shard["sha256"] for shard in record.shards}
+        files = [file for file in record.shards if joined.get(file["name"]) != file["sha256"]]
+        digests = {directory / file["name"]: file["sha256"] for file in files}
         digests[path.with_suffix(".npy")] = record.counted
         # Names and sizes are not enough: after a power failure they may be right and the content lost.
         intact = record.text_hash == unit.text_hash and all(sha256(file) == digest for file, digest in digests.items())
@@ -242,7 +279,8 @@ def open_job(output: Path, arguments: Arguments, tokenizer: Tokenizer) -> Iterat
         try:
             yield Job(output, directory, arguments, tokenizer)
         except UnusableCorpus:
-            shutil.rmtree(unit_folder(directory), ignore_errors=True)
+            for folder in ("units", "lists"):
+                shutil.rmtree(directory / "job" / folder, ignore_errors=True)
             raise
 
 
@@ -255,16 +293,20 @@ class Job(NamedTuple):
     tokenizer: Tokenizer
 
     def finish(
-        self, records: Iterable[UnitRecord], skipped: Counter[str], cleaning: list[dict[str, Any]]
+        self,
+        records: Sequence[UnitRecord],
+        shards: ShardTable,
+        skipped: Counter[str],
+        cleaning: list[dict[str, Any]],
     ) -> dict[str, Any]:
         """Writes the unigram counts and the manifest, renames the folder, and returns the manifest.
 
         Args:
-            records: The records of all units, in any order.
+            records: The records of all units, in order.
+            shards: Their joined rows.
             skipped: How many documents are in no unit, by reason.
             cleaning: The reports of bert-jax clean on the text (summary.py).
         """
-        records = sorted(records, key=lambda record: (PARTS.index(record.part), record.number))
         options, vocab_size = self.arguments.options, self.tokenizer.vocab_size
         # By index: V unigram counts, then T + 1 counts of sequences by length.
         counted = {part: np.zeros(vocab_size + options.seq_len + 1, np.int64) for part in PARTS}
@@ -278,14 +320,14 @@ class Job(NamedTuple):
             rule = dataclasses.replace(rule, words="spaces")
         manifest = _manifest(self.arguments, rule, self.tokenizer, records, skipped, lengths, cleaning)
         # A killed worker may have left files behind.
-        shards = ShardTable.of_entries(shard for record in records for shard in record.shards)
         names = set(shards.names.tolist())
         for part in PARTS:
             for path in (self.directory / part).iterdir():
                 if f"{part}/{path.name}" not in names:
                     path.unlink()
         write_with_manifest(self.directory, manifest, shards)
-        complete(self.directory, self.output)
+        if not is_remote(self.output):
+            complete(self.directory, self.output)
         return manifest
 
 
@@ -316,7 +358,7 @@ def _manifest(
     arguments: Arguments,
     rule: MaskingRule,
     tokenizer: Tokenizer,
-    records: list[UnitRecord],
+    records: Sequence[UnitRecord],
     skipped: Counter[str],
     lengths: Mapping[Part, Int64[np.ndarray, "n"]],
     cleaning: list[dict[str, Any]],
@@ -352,7 +394,7 @@ def _manifest(
         },
         "seed": options.seed,
         "dupe_factor": options.dupe_factor,
-        "eval_fraction": options.eval_fraction,
+        "eval_fraction": arguments.eval_fraction,
         "short_seq_prob": arguments.short_seq_prob,
         "corruption": {"delete_rate": options.delete_rate, "insert_rate": options.insert_rate}
         | {name: rate for name in REARRANGED if (rate := getattr(options, name))},

@@ -8,12 +8,16 @@ tfds    a TensorFlow Datasets folder for other programs: ArrayRecord files, feat
 
 import dataclasses
 import errno
+import functools
 import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +25,13 @@ import numpy as np
 
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import MANIFEST, PARTS, SHARD_TABLE, ShardTable
-from bert_jax.data.shard_file import Corrupt, read_shard, stored_columns, write_shard
+from bert_jax.data.shard_file import Corrupt, join_rows, read_shard, stored_columns, write_shard
 from bert_jax.errors import UserError
 from bert_jax.storage.files import MARKER, write_atomic
+from bert_jax.storage.remote import Folder, as_address, is_remote
 
 FORMATS = ("arrow", "tfds")
+_COPIES = 16  # files that are copied to a store at the same time
 SUMS = "SHA256SUMS"  # the hash of every file of an output, in the format of `sha256sum -c SHA256SUMS`
 _SUM = re.compile(r"([0-9a-f]{64})  (\S.*)")
 _COPY_AGAIN = "copy the folder again, or build it again"
@@ -48,10 +54,10 @@ _ABOUT = {
 
 
 def write(format: str, directory: Path, stem: str, rows: Rows) -> dict[str, Any]:
-    """Writes the shard directory/stem (a part and a name, e.g. train/shard-00000), completely or not at all.
+    """Writes the shard directory/stem (e.g. train/shard-00000), completely or not at all.
 
     Returns:
-        The shard's entry in the manifest.
+        The shard's entry in the table of shards.
 
     Raises:
         OSError: The file cannot be written.
@@ -59,6 +65,55 @@ def write(format: str, directory: Path, stem: str, rows: Rows) -> dict[str, Any]
     if format == "arrow":
         return {"name": f"{stem}.arrow", **write_shard(directory / f"{stem}.arrow", rows)._asdict()}
     return {"name": stem + _UNNUMBERED, **_write_tfds(directory / (stem + _UNNUMBERED), rows)}
+
+
+def make_in_store(output: Path, last: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Makes an output, in a store by way of a local folder, and returns the result of `make`.
+
+    The local folder is in TMPDIR, and its name follows from the address: so a job that was killed resumes there.
+
+    Args:
+        last: The file with the result as JSON, which is copied last and so marks a complete output.
+        make: Makes the output in a folder that does not exist.
+
+    Raises:
+        UserError: The output exists in the store.
+    """
+    if not is_remote(output):
+        return make(output)
+    folder = Folder(as_address(output))
+    if folder.read_if_present(last) is not None:
+        raise UserError(f"output {folder.address} exists. Choose another --output, or remove it first")
+    name = hashlib.blake2b(folder.address.encode(), digest_size=8).hexdigest()
+    local = Path(tempfile.gettempdir()) / f"bert_jax-output-{name}" / output.name
+    local.parent.mkdir(mode=0o700, exist_ok=True)
+    result = json.loads((local / last).read_bytes()) if local.exists() else make(local)
+    names = [path.relative_to(local).as_posix() for path in local.rglob("*") if path.is_file()]
+
+    def copy(name: str) -> None:
+        with (local / name).open("rb") as file:
+            folder.write(name, iter(functools.partial(file.read, 1 << 22), b""))
+
+    with ThreadPoolExecutor(_COPIES) as pool:
+        list(pool.map(copy, (name for name in names if name != last)))
+    copy(last)
+    shutil.rmtree(local.parent)
+    return dict(result)
+
+
+def join(format: str, directory: Path, stem: str, paths: Sequence[Path]) -> dict[str, Any]:
+    """Writes the rows of several shards, in order, as the shard directory/stem, completely or not at all.
+
+    Returns:
+        The shard's entry in the table of shards.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    if format != "arrow":
+        return {"name": stem + _UNNUMBERED, **_write_records(directory / (stem + _UNNUMBERED), _records(paths))}
+    name = f"{stem}.arrow"
+    return {"name": name, **join_rows(directory / name, map(read_shard, paths))._asdict()}
 
 
 def reader(manifest: Mapping[str, Any]) -> Callable[[Path], Rows]:
@@ -128,20 +183,41 @@ def finish(directory: Path, manifest: Mapping[str, Any], shards: ShardTable) -> 
 
 
 def _write_tfds(path: Path, rows: Rows) -> dict[str, Any]:
-    from array_record.python import array_record_module
     from tensorflow_datasets.proto import tf_example_pb2
 
     columns = {name: column for name, column in rows._asdict().items() if column is not None}
-    unfinished = path.with_name(path.name + ".tmp")
-    try:
-        writer = array_record_module.ArrayRecordWriter(str(unfinished), _OPTIONS)
+
+    def records() -> Iterator[bytes]:
         for row in range(len(rows.input_ids)):
             example = tf_example_pb2.Example()
             for name, column in columns.items():
                 example.features.feature[name].bytes_list.value.append(column[row].tobytes())
-            writer.write(example.SerializeToString(deterministic=True))
+            yield example.SerializeToString(deterministic=True)
+
+    return _write_records(path, records())
+
+
+def _records(paths: Iterable[Path]) -> Iterator[bytes]:
+    """Yields the records of ArrayRecord files."""
+    from array_record.python import array_record_module
+
+    for path in paths:
+        opened = array_record_module.ArrayRecordReader(str(path))
+        yield from opened.read_all()
+        opened.close()
+
+
+def _write_records(path: Path, records: Iterable[bytes]) -> dict[str, Any]:
+    from array_record.python import array_record_module
+
+    count = 0
+    unfinished = path.with_name(path.name + ".tmp")
+    try:
+        writer = array_record_module.ArrayRecordWriter(str(unfinished), _OPTIONS)
+        for record in records:
+            writer.write(record)
+            count += 1
         writer.close()
-        content = unfinished.read_bytes()
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())
     except RuntimeError as error:
@@ -152,7 +228,7 @@ def _write_tfds(path: Path, rows: Rows) -> dict[str, Any]:
                 raise OSError(number, os.strerror(number), str(path)) from error
         raise
     unfinished.replace(path)
-    return {"rows": len(rows.input_ids), "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return {"rows": count, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def _read_tfds(path: Path, columns: Mapping[str, tuple[tuple[int, ...], Any]]) -> Rows:

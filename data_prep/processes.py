@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bert_jax import host
 from bert_jax.errors import UserError
@@ -38,6 +39,8 @@ _LARGE_BYTES = 1 << 25  # the largest value that the library reaches by itself
 # in another process and the start of its next one, so the default of 5 ms would leave the process idle.
 _SWITCH_SECONDS = 0.0005
 
+_SECONDS_TO_STOP = 30.0  # that a process group has to cancel its work
+
 # Bytes of text that take about as long as starting a process. Of two units, one this small is not given away.
 WORTH_A_PROCESS = 1_000_000
 
@@ -45,6 +48,7 @@ WORTH_A_PROCESS = 1_000_000
 # document or --unit_mb exceeds. The process that distributes units does not build such a unit itself.
 LONG_UNIT = 16_000_000
 
+Task = Callable[[str], None]  # what an engine runs for a name
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Record = TypeVar("Record")  # the result of a unit
@@ -94,14 +98,19 @@ def open_pool(workers: int, killed: str = f"{KILLED}, with fewer --workers") -> 
         raise UserError(killed) from None
 
 
-def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+def map_in_order(
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    workers: int,
+    killed: str = "a process that reads --input was killed, perhaps because memory ran out. Use fewer --workers",
+) -> Iterator[Result]:
     """Yields results in the order of the items, computed by other processes, or here if there is one worker or item.
 
     At most two items per worker are in flight, so memory does not grow with the number of items. If `items` raises,
     results that the caller has not taken are lost.
 
     Raises:
-        UserError: The system killed a process.
+        UserError: The system killed a process. The message is `killed`.
     """
     items = iter(items)
     first = list(itertools.islice(items, 2))
@@ -109,7 +118,6 @@ def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers:
     if workers <= 1 or len(first) < 2:
         yield from map(work, items)
         return
-    killed = "a process that reads --input was killed, perhaps because memory ran out. Use fewer --workers"
     pending: deque[Future[Result]] = deque()
     with open_pool(workers, killed) as pool:
         try:
@@ -134,6 +142,55 @@ def _start_worker() -> None:
         parent.join()
         os._exit(1)
 
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+class GroupStopped(BaseException):
+    """SIGTERM reached a process that leads a group."""
+
+
+@contextlib.contextmanager
+def own_group(target: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
+    """Runs target(*arguments, connection) in another process, and yields the connection on which its answer arrives.
+
+    At the end of the block the process gets SIGTERM, and after some time it and all processes of its group are killed.
+    """
+    context = multiprocessing.get_context("spawn")
+    answer, to_answer = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(*arguments, to_answer))
+    process.start()
+    # This process's copy would keep the pipe open, so that the death of the other process would go unnoticed.
+    to_answer.close()
+    try:
+        yield answer
+    finally:
+        process.terminate()
+        process.join(_SECONDS_TO_STOP)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+
+
+def lead_group() -> None:
+    """Makes a process of `own_group` lead a process group, and stop with its parent. SIGTERM raises GroupStopped.
+
+    The parent handles Ctrl-C.
+    """
+
+    def stop(number: int, frame: Any) -> None:
+        raise GroupStopped
+
+    def end_with_parent() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(_SECONDS_TO_STOP)
+        os.killpg(os.getpid(), signal.SIGKILL)
+
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, stop)
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from bert_jax.data.manifest import PAIRS, read_unigram_counts
 from bert_jax.progress import print_note
 from bert_jax.storage.files import as_typed, read_blocks
-from bert_jax.storage.remote import find_files
+from bert_jax.storage.remote import as_address, find_files, is_remote
 from bert_jax.tokenization.tokenizer import Tokenizer
 from data_prep.job import Job, UnitRecord
 from data_prep.readers.corpus import Source, is_text
@@ -103,11 +103,13 @@ def print_summary(
 ) -> None:
     """Prints rows, speed, skipped documents and warnings to stderr. Megabytes and tokens are of this run alone."""
     train, held_out = manifest["parts"]["train"], manifest["parts"]["eval"]
+    folder = job.directory if is_remote(job.output) else job.output
+    name = as_typed(as_address(job.output))
     lines = [
-        f"{as_typed(str(job.output))}: {train['rows']} rows for training, {held_out['rows']} for evaluation, from "
+        f"{name}: {train['rows']} rows for training, {held_out['rows']} for evaluation, from "
         f"{splitter.documents} documents; {seconds:.1f} s, {megabytes / seconds:.1f} MB/s, "
         f"{tokens / 1e6 / seconds:.2f} M tokens/s",
-        *output_lines(job.output, manifest, job.tokenizer, splitter.moved_to_train),
+        *output_lines(folder, manifest, job.tokenizer, splitter.moved_to_train),
     ]
     for line in lines:
         print_note(line)

@@ -21,7 +21,18 @@ from bert_jax.errors import UserError
 EVAL_KEY_BIT = 1 << 31
 _DIGEST_BYTES = 16
 
-Document = str | bytes | None  # bytes are UTF-8; None marks the end of a pass over the corpus
+
+class Listed(NamedTuple):
+    """A document whose text is elsewhere."""
+
+    digest: bytes
+    size: int  # UTF-8 bytes
+    spaced_digest: bytes  # of the text with single spaces; empty unless duplicates are skipped
+    place: Any  # where the text is, for `Unit.documents`
+
+
+# Bytes are UTF-8; None marks the end of a pass over the corpus.
+Document = str | bytes | Listed | None
 
 
 class UnusableCorpus(UserError):
@@ -33,7 +44,7 @@ class Unit(NamedTuple):
 
     part: Part
     number: int  # 0, 1, 2, ... within the part
-    documents: tuple[bytes, ...]  # UTF-8
+    documents: tuple[Any, ...]  # UTF-8, or the places of listed documents
     text_hash: str  # over the documents
 
     @property
@@ -85,7 +96,6 @@ class UnitSplitter:
         """
         train, held_out = (_Gathering(part, self.unit_bytes, self.first_number) for part in PARTS)
         joins: bool | None = None  # whether a part is too small. The first pass decides, because later ones hold copies
-        threshold = int(self.eval_fraction * (1 << 64))
         seen = Seen()
         for document in stream:
             if document is None:
@@ -94,17 +104,16 @@ class UnitSplitter:
                 yield from held_out.end_pass()
                 seen = Seen()
                 continue
-            text = document if isinstance(document, bytes) else document.encode()
-            digest = _digest(text)
-            if self.dedup and not seen.add(_digest(_single_spaced(text))):
+            if not isinstance(document, Listed):
+                text = document if isinstance(document, bytes) else document.encode()
+                document = list_document(text, self.dedup, text)
+            if self.dedup and not seen.add(document.spaced_digest):
                 self.skipped["duplicate"] += 1
                 continue
             self.documents += 1
-            self.bytes += len(text)
-            # The hash decides, so a text is in the same part in every job. The first 8 bytes of the digest choose the
-            # part, and the last 8 identify the document in `Seen`.
-            part = held_out if int.from_bytes(digest[:8]) < threshold else train
-            if unit := part.add(text, digest):
+            self.bytes += document.size
+            part = held_out if is_held_out(document.digest, self.eval_fraction) else train
+            if unit := part.add(document):
                 yield unit
         self._join(train, held_out, joins)
         yield from train.rest()
@@ -134,12 +143,12 @@ class UnitSplitter:
             left_out = held_out.take()
             self.skipped[TOO_FEW_FOR_EVAL] += len(left_out)
             self.documents -= len(left_out)
-            self.bytes -= sum(len(text) for text, _ in left_out)
+            self.bytes -= sum(document.size for document in left_out)
             return True
         self.moved_to_train += held_out.total
-        for text, digest in held_out.take():
+        for document in held_out.take():
             # add() could complete a unit too early; rest() makes the last units of all held documents.
-            train.add_held(text, digest)
+            train.add_held(document)
         return True
 
 
@@ -153,25 +162,25 @@ class _Gathering:
         self.part, self.unit_bytes, self.first_number = part, unit_bytes, first_number
         self.total = 0
         self.closed = 0  # units that were returned
-        self._held: list[tuple[bytes, bytes]] = []
-        self._filling: list[tuple[bytes, bytes]] = []
+        self._held: list[Listed] = []
+        self._filling: list[Listed] = []
         self._bytes = 0
 
-    def add(self, text: bytes, digest: bytes) -> Unit | None:
+    def add(self, document: Listed) -> Unit | None:
         """Adds a document. Returns the full unit held back if the next one is full now."""
-        self.add_held(text, digest)
+        self.add_held(document)
         if self._bytes < self.unit_bytes or len(self._filling) < 2:
             return None
         complete, self._held, self._filling, self._bytes = self._held, self._filling, [], 0
         return self._unit(complete) if complete else None
 
-    def add_held(self, text: bytes, digest: bytes) -> None:
+    def add_held(self, document: Listed) -> None:
         """Adds a document to the unit being filled, even if that is full."""
         self.total += 1
-        self._bytes += len(text)
-        self._filling.append((text, digest))
+        self._bytes += document.size
+        self._filling.append(document)
 
-    def take(self) -> list[tuple[bytes, bytes]]:
+    def take(self) -> list[Listed]:
         """Removes and returns every document that is in no finished unit yet."""
         documents, self._held, self._filling, self._bytes = self._held + self._filling, [], [], 0
         self.total -= len(documents)
@@ -188,11 +197,23 @@ class _Gathering:
         yield from (self._unit(documents) for documents in units if documents)
         self._held, self._filling, self._bytes = [], [], 0
 
-    def _unit(self, documents: list[tuple[bytes, bytes]]) -> Unit:
-        whole = hashlib.blake2b(b"".join(digest for _, digest in documents), digest_size=_DIGEST_BYTES)
+    def _unit(self, documents: list[Listed]) -> Unit:
+        whole = hashlib.blake2b(b"".join(document.digest for document in documents), digest_size=_DIGEST_BYTES)
         number = self.first_number + self.closed
         self.closed += 1
-        return Unit(self.part, number, tuple(text for text, _ in documents), whole.hexdigest())
+        return Unit(self.part, number, tuple(document.place for document in documents), whole.hexdigest())
+
+
+def list_document(text: bytes, dedup: bool, place: Any) -> Listed:
+    """Describes a document. With `dedup`, its duplicates can be found."""
+    return Listed(_digest(text), len(text), _digest(_single_spaced(text)) if dedup else b"", place)
+
+
+def is_held_out(digest: bytes, eval_fraction: float) -> bool:
+    """Whether a document is for eval."""
+    # The hash decides, so a text is in the same part in every job. The first 8 bytes of the digest choose the part, and
+    # the last 8 identify the document in `Seen`.
+    return int.from_bytes(digest[:8]) < int(eval_fraction * (1 << 64))
 
 
 def _digest(text: bytes) -> bytes:

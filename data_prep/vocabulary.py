@@ -16,7 +16,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import LEARNED_KINDS
 from bert_jax.tokenization.wordpiece import MAX_WORD_LENGTH, WordPieceSpec
 from data_prep import counting, learners, processes
-from data_prep.readers.corpus import Corpus, Reading, find_sources, patterns
+from data_prep.readers.corpus import Corpus, Reading, Source, find_sources, patterns, text_bytes
 
 _MUCH_UNKNOWN = 0.01  # of the characters
 _MANY_TURKIC = 0.02  # of the words; a fifth or more in Turkish and Azeri
@@ -71,6 +71,13 @@ class TokenizerOptions(Reading):
         valid=Valid(lambda count: count >= 1000, "1000 or more"),
     )
 
+    max_gb: float = option(
+        10.0,
+        "text to count, in GB; of more text, a share of the documents, by their hash",
+        metavar="GB",
+        valid=Valid(lambda size: size > 0, "a number above 0, such as 10"),
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kind in ("unigram", "sentencepiece_bpe"):
@@ -103,7 +110,8 @@ def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
         if len(languages) < 2:
             languages = [source.path for source in find_sources(str(options.input))]
         groups = {name: name for name in languages}
-    corpora = {name: Corpus(find_sources(pattern), reading) for name, pattern in groups.items()}
+    sources = _sampled({name: find_sources(pattern) for name, pattern in groups.items()}, options.max_gb)
+    corpora = {name: Corpus(chosen, reading) for name, chosen in sources.items()}
     with atomic_folder(Path(options.output)) as folder:
         words = _count(corpora, options, quiet)
         with Reporter("learning pieces", 1.0, ("tokens",), quiet) as reporter:
@@ -116,6 +124,19 @@ def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
             "nothing else occurs twice. Use more text, or this size"
         )
     return trained
+
+
+def _sampled(sources: dict[str, tuple[Source, ...]], max_gb: float) -> dict[str, tuple[Source, ...]]:
+    """Weights the sources so that about `max_gb` of their text is read, and prints the share if it is not all."""
+    size = sum(text_bytes(chosen) for chosen in sources.values())
+    share = max_gb * 1e9 / max(size, 1)
+    if share >= 1:
+        return sources
+    print_note(
+        f"counting {share:.2%} of the documents, chosen by their hash: about {max_gb:g} of {size / 1e9:,.1f} GB "
+        "(--max_gb)"
+    )
+    return {name: tuple(source._replace(weight=share) for source in chosen) for name, chosen in sources.items()}
 
 
 def _count(corpora: dict[str, Corpus], options: TokenizerOptions, quiet: bool) -> dict[str, int]:
@@ -155,6 +176,8 @@ def _count(corpora: dict[str, Corpus], options: TokenizerOptions, quiet: bool) -
         words = counting.count_words(chunks, splitter)
     for name, corpus in corpora.items():
         for reason, count in corpus.refused.items():
+            if reason == "not_sampled":
+                continue
             print_note(f"warning: {name}: {count} documents or rests of files skipped: {reason}")
     for name, unknown in too_long.items():
         if unknown > _MUCH_UNKNOWN:

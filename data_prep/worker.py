@@ -1,4 +1,4 @@
-"""Builds one unit: encodes its text and writes it as shards of rows.
+"""Builds one unit: encodes its text and writes it as files of rows, which data_prep/joining.py joins into shards.
 
 Start with `build_unit` at the end, which any process may run for any unit. `encode` returns the sentences' ids, from
 the tokenizer or a `TokenCache`; data_prep/sequences.py makes sequences of them, as spans; `fill_rows` copies the ids
@@ -29,7 +29,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import KINDS
 from data_prep import output_files
 from data_prep.build_options import Arguments
-from data_prep.job import UnitRecord, write_record
+from data_prep.job import UNITS, UnitRecord, write_record
 from data_prep.noise import corrupt, rearrange, room_for
 from data_prep.packing import Packed, pack
 from data_prep.sentences import RULE_VERSION, joined_sentences, kept_pieces
@@ -323,7 +323,7 @@ def row_batches(rows: Rows) -> Iterator[Rows]:
 
 
 def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, unit: Unit) -> UnitRecord:
-    """Writes a unit's shards, one per pairing (dupe_factor), and then its record.
+    """Writes a unit's rows, one file per pairing (dupe_factor), and then its record.
 
     The result is a function of the arguments and the unit, so any process may build any unit, with or without a cache.
 
@@ -372,8 +372,7 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
         counts["sequences"] += int(np.count_nonzero(rows.sequence_lengths))
         counts["rows"] += len(rows.input_ids)
         counts["tokens"] += int(rows.sequence_lengths.sum())
-        stem = f"{unit.part}/shard-{unit.number * options.dupe_factor + dupe:05d}"
-        shards.append(output_files.write(options.format, directory, stem, rows))
+        shards.append(output_files.write(options.format, directory, f"{UNITS}/{unit.name}-{dupe}", rows))
     unigrams[list(tokenizer.special_ids)] = 0  # so that random tokens are never special ones
     record = UnitRecord(unit.name, unit.text_hash, counts, skipped, shards)
     return write_record(directory, record, unigrams, lengths)

@@ -18,12 +18,14 @@ from bert_jax.config.options import between, option
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.files import read_json, refuse_existing
+from bert_jax.storage.remote import as_address
 from data_prep import processes
 from data_prep.cleaning import job, rules
 from data_prep.cleaning.job import SIGNATURES, Merging, read_signatures
 from data_prep.cleaning.rules import RULES
 from data_prep.cleaning.unit import VERSION, CleanedUnit, Steps, clean_unit, read_record
 from data_prep.job import complete, finished_units, keeping_units, own_folders, resumable_folder, unit_folder
+from data_prep.output_files import make_in_store
 from data_prep.processes import keep_freed
 from data_prep.readers.corpus import Corpus, Reading, find_sources
 from data_prep.summary import PART, REPORT
@@ -95,6 +97,16 @@ def clean(options: CleanOptions, *, quiet: bool = True) -> dict[str, Any]:
         UserError: The options or the input have a mistake. Finished units are kept for the next call.
     """
     output = Path(os.path.abspath(options.output))
+    report = make_in_store(output, REPORT, lambda folder: _clean(options, folder, quiet))
+    if not quiet:
+        documents, dropped = report["documents"], [f"{count} {name}" for name, count in report["dropped"].items()]
+        listed = ", ".join(dropped) or "none"
+        name = as_address(output)
+        print_note(f"{name}: {documents['kept']} of {documents['read']} documents; dropped: {listed}")
+    return report
+
+
+def _clean(options: CleanOptions, output: Path, quiet: bool) -> dict[str, Any]:
     refuse_existing(output)
     steps, others = options.steps, _others(options.against)
     rules.check(steps.languages)
@@ -128,10 +140,6 @@ def clean(options: CleanOptions, *, quiet: bool = True) -> dict[str, Any]:
         report = job.report(records, merging, corpus.refused, settings)
         job.write(report, directory, output.name)
         complete(directory, output)
-    if not quiet:
-        documents, dropped = report["documents"], [f"{count} {name}" for name, count in report["dropped"].items()]
-        listed = ", ".join(dropped) or "none"
-        print_note(f"{output}: {documents['kept']} of {documents['read']} documents; dropped: {listed}")
     return report
 
 

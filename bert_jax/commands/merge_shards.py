@@ -10,6 +10,7 @@ from bert_jax.data.manifest import MANIFEST
 from bert_jax.errors import UserError
 from bert_jax.storage.remote import find_files
 from data_prep.merge import merge
+from data_prep.output_files import make_in_store
 
 DESCRIPTION = """\
 Joins outputs of bert-jax build-examples.
@@ -50,4 +51,5 @@ class Options:
 
 def main(arguments: Sequence[str]) -> None:
     options = parse("bert-jax merge-shards", DESCRIPTION, Options, arguments)
-    merge(folders(options.input), Path(os.path.abspath(options.output)), quiet=False)
+    inputs = folders(options.input)
+    make_in_store(Path(os.path.abspath(options.output)), MANIFEST, lambda folder: merge(inputs, folder, quiet=False))

@@ -6,18 +6,20 @@ Arrow's metadata (`Framing`), and a block is one range of bytes.
 """
 
 import hashlib
+import io
+import itertools
 import math
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from bert_jax.array_types import Int64
 from bert_jax.data.example import Rows
-from bert_jax.storage.files import write_atomic
+from bert_jax.storage.files import atomic_writer
 
 # A store sends this much in about the time that it takes to answer. Larger blocks shuffle worse, and the bytes of a row
 # lie on more pages of the disk. Changing the number changes shards and batches.
@@ -51,20 +53,59 @@ def block_rows(row_bytes: int) -> int:
 
 def write_shard(path: Path, rows: Rows) -> WrittenShard:
     """Writes rows atomically to one Arrow IPC file. If it raises OSError, e.g. for a full disk, there is no file."""
-    columns = {name: values for name, values in rows._asdict().items() if values is not None}
-    count = len(rows.input_ids)
-    width = sum(values[:1].nbytes for values in columns.values()) if count else 1
-    step = block_rows(width)
-    batches = [_record_batch(columns, begin, begin + step) for begin in range(0, max(count, 1), step)]
-    # The file is built in memory first: the size and hash in the manifest are then those of the bytes that are written,
-    # and a failure leaves nothing behind.
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    content = sink.getvalue()
-    write_atomic(path, memoryview(content))
-    return WrittenShard(count, content.size, hashlib.sha256(content).hexdigest())
+    return join_rows(path, [rows])
+
+
+def join_rows(path: Path, parts: Iterable[Rows]) -> WrittenShard:
+    """Writes the rows of at least one part, in order, as `write_shard` does. Memory holds a part at a time."""
+    blocks = _blocks(parts)
+    first = next(blocks)
+    count = 0
+    with atomic_writer(path) as file:
+        hashing = _Hashing(file)
+        with pa.ipc.new_file(pa.PythonFile(hashing, "w"), first.schema) as writer:
+            for block in itertools.chain([first], blocks):
+                writer.write_batch(block)
+                count += block.num_rows
+    return WrittenShard(count, hashing.bytes, hashing.digest.hexdigest())
+
+
+class _Hashing(io.RawIOBase):
+    """Counts and hashes what is written to a file, so that no copy of a shard is in memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.bytes, self.digest = 0, hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any, /) -> int:
+        self.digest.update(content)
+        self._file.write(content)
+        self.bytes += len(content)
+        return len(content)
+
+    def tell(self) -> int:
+        return self.bytes
+
+
+def _blocks(parts: Iterable[Rows]) -> Iterator[pa.RecordBatch]:
+    """Splits the rows of all parts, one after the other, into blocks. Without rows there is one empty block."""
+    rest: dict[str, np.ndarray] = {}  # rows that fill no block yet
+    wrote = False
+    for rows in parts:
+        columns = {name: values for name, values in rows._asdict().items() if values is not None}
+        if rest and len(rest["input_ids"]):
+            columns = {name: np.concatenate([rest[name], values]) for name, values in columns.items()}
+        step = block_rows(sum(math.prod(values.shape[1:]) * values.itemsize for values in columns.values()))
+        whole = len(columns["input_ids"]) // step * step
+        for begin in range(0, whole, step):
+            yield _record_batch(columns, begin, begin + step)
+            wrote = True
+        rest = {name: values[whole:] for name, values in columns.items()}
+    if len(rest["input_ids"]) or not wrote:
+        yield _record_batch(rest, 0, len(rest["input_ids"]))
 
 
 def _record_batch(columns: Mapping[str, np.ndarray], begin: int, end: int) -> pa.RecordBatch:

@@ -334,7 +334,7 @@ class Dataset:
 # hash, so an output that was built again gets another folder. Hashes are checked while files are copied. Later, only
 # sizes are checked.
 
-_PARALLEL_FILES = 8  # because a store takes a while to answer a request
+_PARALLEL_FILES = 32  # because a store takes a while to answer a request
 
 
 def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callable[[str], object]) -> str:
@@ -372,13 +372,13 @@ def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callabl
         chosen_shards = [table.part(part) for part in ((chosen,) if chosen else parts)]
         hashes = {name: shards.sha256(i) for shards in chosen_shards for i, name in enumerate(shards.names.tolist())}
         # A name from a store must not lead out of the cache.
-        others = [name for name in source.names("tokenizer") if ".." not in name.split("/")]
+        others = {name: size for name, size in source.sizes("tokenizer").items() if ".." not in name.split("/")}
         sizes = {
             name: size
             for shards in chosen_shards
             for name, size in zip(shards.names.tolist(), shards.bytes.tolist(), strict=True)
         }
-        sizes |= {name: source.size(name) for name in [*others, manifest["unigram_counts"]]}
+        sizes |= others | {manifest["unigram_counts"]: source.size(manifest["unigram_counts"])}
         # A file with the right size is complete, because write_atomic renames a file only once it is whole.
         missing = [name for name, size in sizes.items() if _size(folder / name) != size]
 

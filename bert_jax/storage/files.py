@@ -46,16 +46,23 @@ def as_typed(path: str) -> str:
 
 
 def write_atomic(path: Path, content: bytes | memoryview | Iterable[bytes | memoryview]) -> None:
-    """Writes a file, from bytes or from blocks, under a temporary name, flushes it to disk and renames it.
+    """Writes a file, from bytes or from blocks, as `atomic_writer` does."""
+    with atomic_writer(path) as file:
+        for block in (content,) if isinstance(content, bytes | memoryview) else content:
+            file.write(block)
 
-    If the disk or the blocks raise an error, neither the file nor the temporary one remains.
+
+@contextlib.contextmanager
+def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a file to write under a temporary name. At the end of the block, flushes it to disk and renames it.
+
+    If the disk or the block raises an error, neither the file nor the temporary one remains.
     """
     # The name is fixed, so that the next write replaces what a killed process left.
     unfinished = path.with_name(path.name + _TEMPORARY)
     try:
         with unfinished.open("wb") as file:
-            for block in (content,) if isinstance(content, bytes | memoryview) else content:
-                file.write(block)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
@@ -199,10 +206,13 @@ def wait_for_lock(file: IO[bytes]) -> bool:
 
 
 @contextlib.contextmanager
-def atomic_folder(directory: str | Path) -> Iterator[Path]:
+def atomic_folder(directory: str | Path, resumes: bool = False) -> Iterator[Path]:
     """Creates DIR.incomplete to write into and renames it to DIR at the end. An exception removes it.
 
     The leftover of a killed run is replaced.
+
+    Args:
+        resumes: Keeps the files of a run that failed or was killed, for the next one.
 
     Raises:
         UserError: DIR exists, another job is writing it, or DIR.incomplete holds files but no MARKER, so it is no such
@@ -229,7 +239,7 @@ def atomic_folder(directory: str | Path) -> Iterator[Path]:
     with lock(marker, "r+b" if present else "ab"):
         try:
             refuse_existing(directory)  # the previous holder of the lock may have finished
-            for path in unfinished.iterdir():
+            for path in () if resumes else unfinished.iterdir():
                 if path != marker:
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             yield unfinished
@@ -239,6 +249,8 @@ def atomic_folder(directory: str | Path) -> Iterator[Path]:
                 (directory / MARKER).unlink()
         except BaseException as error:
             _add_path(error, directory)
+            if resumes:
+                raise
             # Threads of a failed writer may still be writing, so it takes several attempts.
             for _ in range(20):
                 shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,7 +1,6 @@
-"""Runs units as tasks on a Ray cluster, or on a Ray instance started on this machine.
+"""Runs tasks on a Ray cluster, or on a Ray instance started on this machine.
 
-If a worker or node is lost, its unit runs again on another one. Results come back through Ray and are written here, so
-the nodes need no shared file system.
+If a worker or node is lost, its task runs again on another one.
 """
 
 import contextlib
@@ -10,16 +9,12 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bert_jax.command_line import Parser
 from bert_jax.errors import UserError
-from data_prep.engines.remote import Work, do_unit, pack_tokenizer, put_in_place, split_options
-from data_prep.job import UnitRecord
-from data_prep.processes import KEPT
-from data_prep.units import Unit
+from data_prep.processes import KEPT, Task
 
 # How often a unit is retried after its worker or node was lost.
 RETRIES = 5
@@ -27,13 +22,11 @@ _SECONDS_TO_CONNECT = 20.0
 _SECONDS_TO_SIGNALS = 0.2
 
 
-def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, options: str) -> Iterator[UnitRecord]:
-    """Runs units as Ray tasks with one core each; 0 workers: one per core of the cluster, even as it grows.
-
-    At most one unit more than there are workers is in flight. Ray's object store holds their text and results.
+def run(task: Task, names: Sequence[str], workers: int, flags: list[str]) -> Iterator[str]:
+    """Runs a task for each name with one core each; 0 workers: one per core of the cluster, even as it grows.
 
     Raises:
-        UserError: A unit was lost more often than --retries, or the cluster cannot be reached.
+        UserError: A task was lost more often than --retries, or the cluster cannot be reached.
     """
     import ray
 
@@ -42,32 +35,31 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
         "--address", metavar="HOST:PORT", help="address of a cluster, or auto; default: start Ray on this machine"
     )
     parser.add_argument("--retries", type=int, default=RETRIES, help="retries of a lost unit; -1: no limit; default 5")
-    flags = parser.parse_args(split_options(options))
+    own = parser.parse_args(flags)
     connected_before = ray.is_initialized()
     if not connected_before:
-        _connect(ray, flags.address, workers)
+        _connect(ray, own.address, workers)
     pending: list[Any] = []
 
-    def next_record() -> UnitRecord:
+    def next_name() -> str:
         done: list[Any] = []
         # A wait without a limit would not notice a signal.
         while not done:
             signals.check()
             done, pending[:] = ray.wait(pending, num_returns=1, timeout=_SECONDS_TO_SIGNALS)
-        return put_in_place(directory, ray.get(done[0]))
+        return str(ray.get(done[0]))
 
     signals = _HeldSignals()
     try:
         # A Ray object, because Ray sends it to every node only once.
-        job = ray.put((work, os.urandom(8).hex(), pack_tokenizer(directory)))
-        task = ray.remote(num_cpus=1, max_retries=flags.retries, scheduling_strategy="SPREAD")(_do)
-        for unit in units:
-            pending.append(task.remote(job, unit))
-            # Reads the next unit only when a worker is free: an unbounded queue would hold the whole corpus.
-            if len(pending) > (workers or int(ray.cluster_resources().get("CPU", 1))):
-                yield next_record()
+        shared = ray.put(task)
+        remote = ray.remote(num_cpus=1, max_retries=own.retries, scheduling_strategy="SPREAD")(_do)
+        for name in names:
+            pending.append(remote.remote(shared, name))
+            if len(pending) > 2 * (workers or int(ray.cluster_resources().get("CPU", 1))):
+                yield next_name()
         while pending:
-            yield next_record()
+            yield next_name()
     except ray.exceptions.RayTaskError as error:
         # The worker's own error, such as a UserError, instead of Ray's report of it.
         raise error.cause from error
@@ -84,9 +76,9 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
         signals.release()
 
 
-def _do(job: tuple[Work, str, bytes], unit: Unit) -> bytes:
-    work, name, tokenizer = job
-    return do_unit(work, name, lambda: tokenizer, unit)
+def _do(task: Task, name: str) -> str:
+    task(name)
+    return name
 
 
 def _connect(ray: Any, address: str | None, workers: int) -> None:

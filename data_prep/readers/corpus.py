@@ -1,5 +1,6 @@
 """Reads a job's corpus: picks the reader for a file, finds the files, and yields their documents in order."""
 
+import contextlib
 import fractions
 import functools
 import hashlib
@@ -16,9 +17,11 @@ from bert_jax.config.options import Valid, check, option
 from bert_jax.data.manifest import MANIFEST
 from bert_jax.errors import UserError
 from bert_jax.storage.files import INCOMPLETE, MARKER, OnRead, ignore_progress
+from bert_jax.storage.files import SUFFIXES as COMPRESSED
 from bert_jax.storage.remote import find_files, is_remote, is_special
 from data_prep import output_files
-from data_prep.readers import Items, Omission, Refusal, datasets, tables, text, web, wiki
+from data_prep.readers import Items, Omission, Refusal, datasets, ranges, tables, text, web, wiki
+from data_prep.readers.ranges import Range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,37 +92,53 @@ class Reading:
 def read(path: str, reading: Reading = Reading(), on_read: OnRead = ignore_progress) -> Items:
     """Yields a source's documents as UTF-8, with a Refusal in place of an unusable document or rest of the file."""
     try:
-        if not path.startswith(datasets.TFDS_PREFIX):
-            _refuse_special(path)
-        format = _format(path, reading.input_format)
-        text.check_installed(format)
-        match format:
-            case "tfds":
-                items = datasets.documents(path, reading.text_field, on_read)
-            case "jsonl":
-                items = tables.jsonl_documents(path, reading.text_field, on_read)
-            case "parquet":
-                items = tables.parquet_documents(path, reading.text_field, on_read)
-            case "arrow":
-                items = tables.arrow_documents(path, reading.text_field, on_read)
-            case "csv" | "tsv":
-                items = tables.table_documents(path, reading.text_field, "," if format == "csv" else "\t", on_read)
-            case "warc":
-                items = web.archive_documents(path, on_read)
-            case "mediawiki":
-                # Removing markup takes longer than all other reading, so only this reader uses several processes.
-                items = wiki.article_documents(path, on_read, reading.workers)
-            case _:
-                items = text.text_documents(
-                    path,
-                    on_read,
-                    whole_file=reading.document == "file",
-                    separator=reading.document_separator,
-                    any_content=reading.input_format == "text",
-                )
-        yield from items
+        yield from read_range(path, reading, on_read=on_read)
     except Refusal as refusal:
         yield refusal
+
+
+def read_range(path: str, reading: Reading, span: Range | None = None, on_read: OnRead = ignore_progress) -> Items:
+    """Yields the documents in a source, or in a range of it, as `read` does.
+
+    Raises:
+        Refusal: The rest of the file cannot be used.
+    """
+    if not path.startswith(datasets.TFDS_PREFIX):
+        _refuse_special(path)
+    format = _format(path, reading.input_format)
+    text.check_installed(format)
+    blocks = None
+    if span and not span.is_whole and format != "parquet":
+        blocks = ranges.content(path, span, format, reading.document_separator)
+        if not span.begin and format in text.CHECKED and reading.input_format != "text":
+            blocks = text.checked_blocks(path, format, blocks=blocks)
+        path = f"{path}, after byte {span.begin}" if span.begin else path  # for messages
+    match format:
+        case "tfds":
+            yield from datasets.documents(path, reading.text_field, on_read)
+        case "jsonl":
+            yield from tables.jsonl_documents(path, reading.text_field, on_read, blocks, not (span and span.begin))
+        case "parquet":
+            inside = None if span is None or span.is_whole else (span.begin, span.end)
+            yield from tables.parquet_documents(path, reading.text_field, on_read, inside)
+        case "arrow":
+            yield from tables.arrow_documents(path, reading.text_field, on_read)
+        case "csv" | "tsv":
+            yield from tables.table_documents(path, reading.text_field, "," if format == "csv" else "\t", on_read)
+        case "warc":
+            yield from web.archive_documents(path, on_read, blocks)
+        case "mediawiki":
+            # Removing markup takes longer than all other reading, so only this reader uses several processes.
+            yield from wiki.article_documents(path, on_read, reading.workers)
+        case _:
+            yield from text.text_documents(
+                path,
+                on_read,
+                whole_file=reading.document == "file",
+                separator=reading.document_separator,
+                any_content=reading.input_format == "text",
+                blocks=blocks,
+            )
 
 
 def is_text(path: str, chosen: str) -> bool:
@@ -140,6 +159,15 @@ def _refuse_special(path: str) -> None:
         raise Refusal("unreadable_file", path, problem, "Write the text to a file and name that")
 
 
+def source_ranges(source: "Source", reading: Reading) -> list[Range]:
+    """Divides a source into the ranges that workers read on their own."""
+    with contextlib.suppress(Refusal):  # whoever reads the source meets it again
+        if not source.folder:
+            format = _format(source.path, reading.input_format)
+            return ranges.divide(source.path, source.bytes, format, reading.document == "file")
+    return [Range(0, source.bytes, source.bytes)]
+
+
 class Source(NamedTuple):
     """A file, or a TFDS split."""
 
@@ -147,6 +175,11 @@ class Source(NamedTuple):
     bytes: int  # as stored
     weight: float = 1.0  # how often documents are read; a fraction reads that share of them
     folder: bool = False  # whether it is a folder, which no reader can read
+
+
+def text_bytes(sources: Sequence[Source]) -> int:
+    """Estimates the size of the sources' text."""
+    return sum(source.bytes * (3 if source.path.endswith(COMPRESSED) else 1) for source in sources)
 
 
 def find_sources(pattern: str, weights: Sequence[float] = (), own: Sequence[Path] = ()) -> tuple[Source, ...]:
@@ -289,7 +322,7 @@ class Corpus:
             if isinstance(item, bytes):
                 if not item or item.isspace():
                     item = Omission("empty_text")
-                elif share < 1.0 and not _is_sampled(item, share):
+                elif share < 1.0 and not is_sampled(hashlib.blake2b(item, digest_size=16).digest(), share):
                     item = Omission("not_sampled")
                 else:
                     yield item
@@ -313,9 +346,8 @@ class Corpus:
             yield Refusal("empty_file", source.path, "no document in it", "Remove it from --input")
 
 
-def _is_sampled(document: bytes, share: float) -> bool:
+def is_sampled(digest: bytes, share: float) -> bool:
     """Samples a share of the documents by their hash's second half; the first half chooses eval documents."""
-    digest = hashlib.blake2b(document, digest_size=16).digest()
     return int.from_bytes(digest[8:]) < math.floor(fractions.Fraction(share) * (1 << 64))
 
 

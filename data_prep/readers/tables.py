@@ -8,7 +8,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -104,10 +104,23 @@ _ARRAY = re.compile(rb'\s*\[\s*(?:[{"]|$)')  # the first line of a JSON array of
 _JSON_KINDS = {type(None): "null", bool: "a truth value", list: "a list", dict: "a JSON object"}  # others: numbers
 
 
-def jsonl_documents(path: str, field: str, on_read: OnRead = ignore_progress) -> Items:
-    """Yields the documents in JSON lines: the objects' text in `field`. Skips blank lines."""
-    is_first = True
-    for number, line in enumerate(lines(file_blocks(path, on_read)), start=1):
+def jsonl_documents(
+    path: str,
+    field: str,
+    on_read: OnRead = ignore_progress,
+    blocks: Iterator[bytes] | None = None,
+    is_first: bool = True,
+) -> Items:
+    """Yields the documents in JSON lines: the objects' text in `field`. Skips blank lines.
+
+    Args:
+        blocks: The content, if it is only a part of the file.
+        is_first: Whether the content is the file's beginning.
+
+    Raises:
+        Refusal: The file is a JSON array.
+    """
+    for number, line in enumerate(lines(file_blocks(path, on_read) if blocks is None else blocks), start=1):
         place = f"{path}, line {number}"
         if line is None:
             yield too_long(place)
@@ -115,8 +128,7 @@ def jsonl_documents(path: str, field: str, on_read: OnRead = ignore_progress) ->
             continue
         elif is_first and _ARRAY.match(line):
             advice = f"Convert it: jq -c '.[]' {shlex.quote(path)} > FILE.jsonl"
-            yield Refusal("not_json", path, "a JSON array, not an object on each line", advice)
-            return
+            raise Refusal("not_json", path, "a JSON array, not an object on each line", advice)
         else:
             yield _json_document(line, field, place)
         is_first = False
@@ -150,8 +162,14 @@ def _json_document(line: bytes, field: str, place: str) -> Item:
     return Refusal("no_text_field", place, problem, "Use another --text_field")
 
 
-def parquet_documents(path: str, field: str, on_read: OnRead = ignore_progress) -> Items:
-    """Yields a Parquet file's documents: the rows' text in column `field`."""
+def parquet_documents(
+    path: str, field: str, on_read: OnRead = ignore_progress, span: tuple[int, int] | None = None
+) -> Items:
+    """Yields a Parquet file's documents: the rows' text in column `field`.
+
+    Args:
+        span: Reads only the row groups whose first byte is in [begin, end) of the file.
+    """
     with _open(path) as file:
         stored = file.seek(0, 2)
         file.seek(0)
@@ -159,12 +177,21 @@ def parquet_documents(path: str, field: str, on_read: OnRead = ignore_progress) 
 
         with pq.ParquetFile(file, buffer_size=_PAGES_BYTES, page_checksum_verification=True) as table:
             _check_column(path, table.schema_arrow, field)
-            rows, number = max(table.metadata.num_rows, 1), 0
-            for batch in table.iter_batches(_BATCH_ROWS, columns=[field]):
+            groups = [table.metadata.row_group(index) for index in range(table.num_row_groups)]
+            inside = [n for n, group in enumerate(groups) if span is None or span[0] <= _first_byte(group) < span[1]]
+            rows = max(table.metadata.num_rows, 1)
+            number = sum(group.num_rows for group in groups[: min(inside, default=0)])
+            for batch in table.iter_batches(_BATCH_ROWS, inside, columns=[field]) if inside else ():
                 yield from _column_documents(batch.column(0), path, field, number)
                 number += batch.num_rows
                 # Only one column is read, so progress follows the rows and not the bytes.
                 on_read(stored * number // rows - stored * (number - batch.num_rows) // rows)
+
+
+def _first_byte(group: Any) -> int:
+    """Returns where a row group begins in its file."""
+    columns = [group.column(index) for index in range(group.num_columns)]
+    return min(column.dictionary_page_offset or column.data_page_offset for column in columns)
 
 
 @contextlib.contextmanager

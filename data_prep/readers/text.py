@@ -223,8 +223,10 @@ def check_installed(format: str) -> None:
         raise UserError(f"input in the format {format} needs {' and '.join(missing)}. Run {install_hint(extra)}")
 
 
-def checked_blocks(path: str, format: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]:
-    """Reads a file as `file_blocks` does, after a check of its first bytes.
+def checked_blocks(
+    path: str, format: str, on_read: OnRead = ignore_progress, blocks: Iterator[bytes] | None = None
+) -> Iterator[bytes]:
+    """Reads a file as `file_blocks` does, or passes on the blocks of its beginning, after a check of its first bytes.
 
     Args:
         format: One of CHECKED.
@@ -232,7 +234,7 @@ def checked_blocks(path: str, format: str, on_read: OnRead = ignore_progress) ->
     Raises:
         Refusal: The first bytes do not fit the format.
     """
-    blocks = file_blocks(path, on_read)
+    blocks = file_blocks(path, on_read) if blocks is None else blocks
     head: list[bytes] = []
     error: Refusal | None = None  # for damage in the first blocks, left to the returned iterator
     try:
@@ -375,6 +377,7 @@ def text_documents(
     whole_file: bool = False,
     separator: str = "",
     any_content: bool = False,
+    blocks: Iterator[bytes] | None = None,
 ) -> Items:
     """Yields a text file's documents, one at a time, without the lines between them.
 
@@ -385,11 +388,13 @@ def text_documents(
         whole_file: Makes the file one document.
         separator: The line that separates documents, with any white space around it; "" for blank lines.
         any_content: Reads a file even if its first bytes belong to another format.
+        blocks: The content, if it is only a part of the file.
 
     Raises:
         Refusal: The file is truncated (its unfinished document is not yielded), or in another format.
     """
-    blocks = file_blocks(path, on_read) if any_content else checked_blocks(path, "text", on_read)
+    if blocks is None:
+        blocks = file_blocks(path, on_read) if any_content else checked_blocks(path, "text", on_read)
     between = separator.strip().encode()
 
     def separates(numbered: tuple[int, bytes | None]) -> bool:

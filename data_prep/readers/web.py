@@ -28,16 +28,20 @@ _NO_END_TAG = frozenset(
 )
 
 
-def archive_documents(path: str, on_read: OnRead = ignore_progress) -> Items:
+def archive_documents(path: str, on_read: OnRead = ignore_progress, blocks: Iterator[bytes] | None = None) -> Items:
     """Yields the documents in a WARC or WET file: the pages in its response, resource and conversion records.
 
     A page is HTML or plain text, and a response must have status 200; other such records are omitted. Other record
     types (requests, metadata, revisits) are not documents.
 
+    Args:
+        blocks: The content, if it is only a part of the file.
+
     Raises:
         Refusal: The file is not WARC, or is damaged.
     """
-    for number, (headers, content) in enumerate(_records(path, checked_blocks(path, "warc", on_read)), start=1):
+    blocks = checked_blocks(path, "warc", on_read) if blocks is None else blocks
+    for number, (headers, content) in enumerate(_records(path, blocks), start=1):
         place = f"{path}, record {number}"
         content_type = headers.get("content-type", "")
         if headers.get("warc-type", "").lower() not in ("response", "resource", "conversion"):

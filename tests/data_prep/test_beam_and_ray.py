@@ -14,7 +14,6 @@ from building import (
     ROOT,
     begin,
     build_here,
-    check_parts,
     command_line,
     contents,
     end,
@@ -53,11 +52,6 @@ def arguments(request: pytest.FixtureRequest, corpus: Path, vocab_dir: Path, tmp
     return with_engine(request.param, corpus, vocab_dir, tmp_path)
 
 
-@pytest.mark.parametrize("engine", [BEAM, RAY])
-def test_parts_are_those_of_this_machine(engine: str, corpus: Path, vocab_dir: Path, tmp_path: Path) -> None:
-    check_parts(engine, corpus, vocab_dir, tmp_path)
-
-
 def test_the_options_of_the_dataflow_script_are_those_of_beam() -> None:
     options = pytest.importorskip("apache_beam.options.pipeline_options").PipelineOptions([])
     script = (ROOT / "deploy" / "dataflow.sh").read_text()
@@ -66,11 +60,9 @@ def test_the_options_of_the_dataflow_script_are_those_of_beam() -> None:
 
 
 @with_beam
-def test_one_process_of_beam_gives_the_local_shards(arguments: dict, by_local: Path, tmp_path: Path) -> None:
-    exchange = tmp_path / "exchange"
-    build(BuildOptions(**arguments | {"workers": 1, "engine_options": f"--exchange={exchange} --runner=DirectRunner"}))
+def test_one_process_of_beam_gives_the_local_shards(arguments: dict, by_local: Path) -> None:
+    build(BuildOptions(**arguments | {"workers": 1, "engine_options": "--runner=DirectRunner"}))
     assert contents(arguments["output"]) == contents(by_local)
-    assert not list(exchange.iterdir())
 
 
 @with_beam

@@ -24,7 +24,8 @@ from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.tokenization import tokenizer as tokenizers
-from data_prep import build_options
+from data_prep import build as build_lib
+from data_prep import build_options, joining
 from data_prep.build import build
 from data_prep.build_options import WHOLE, Arguments, BuildOptions
 from data_prep.inspection import verify
@@ -32,6 +33,7 @@ from data_prep.readers import corpus as readers
 from data_prep.sentences import document_sentences
 from data_prep.units import UnitSplitter
 from data_prep.worker import encode
+from tests.helpers.built_units import built_units
 
 
 def plain(corpus: Path, vocab_dir: Path, output: Path) -> dict:
@@ -87,8 +89,9 @@ def all_rows(directory: Path, part: Part) -> Rows:
     ],
     ids=str,
 )
-def test_manifest_is_true_of_the_shards(arguments: dict, options: dict) -> None:
+def test_manifest_is_true_of_the_shards(arguments: dict, options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     """verify counts everything again, and checks each row against the format's guarantees."""
+    monkeypatch.setattr(joining, "TARGET_BYTES", 1)  # a shard for each unit
     manifest = build(BuildOptions(**arguments | options))
     assert (
         verify(arguments["output"]).manifest
@@ -331,7 +334,9 @@ def running(arguments: dict) -> Iterator[subprocess.Popen]:
         process.communicate()
 
 
-def test_job_killed_in_the_middle_ends_with_the_same_bytes(arguments: dict, running: subprocess.Popen) -> None:
+def test_job_killed_in_the_middle_ends_with_the_same_bytes(
+    arguments: dict, running: subprocess.Popen, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workers = psutil.Process(running.pid).children(recursive=True)
     running.kill()
     running.wait()
@@ -341,17 +346,16 @@ def test_job_killed_in_the_middle_ends_with_the_same_bytes(arguments: dict, runn
     assert finished >= 3
 
     incomplete = arguments["output"].with_name("out.incomplete")
-    units = sorted(path.stem.removeprefix("train-") for path in incomplete.glob("job/units/train-*.json"))
-    shard, cut_off = (incomplete / "train" / f"shard-{number}.arrow" for number in units[:2])
-    written = shard.stat().st_mtime_ns
+    units = {path.stem for path in incomplete.glob("job/units/*.json")}
+    cut_off = min(unit for unit in units if unit.startswith("train"))
     with pytest.raises(UserError, match=r"started with other arguments .*seq_len 64, now 32"):
         build(BuildOptions(**arguments | {"seq_len": 32}))
     assert finished_units(arguments["output"]) == finished
     (incomplete / "train" / "shard-99999.arrow.tmp").write_bytes(b"half")
-    os.truncate(cut_off, 100)
-    manifest = build(BuildOptions(**arguments))
-    assert (arguments["output"] / "train" / shard.name).stat().st_mtime_ns == written, "not done again"
-    assert manifest["shards"]["count"] > finished
+    os.truncate(incomplete / "job" / "units" / f"{cut_off}-0.arrow", 100)
+    again = built_units(monkeypatch)
+    build(BuildOptions(**arguments | {"workers": 1}))
+    assert units & set(again) == {cut_off} and set(again) - units
 
     build(BuildOptions(**arguments | {"output": arguments["output"].with_name("fresh")}))
     assert contents(arguments["output"]) == contents(arguments["output"].with_name("fresh"))
@@ -375,7 +379,9 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_units_that_are_not_what_their_records_say_are_done_again(arguments: dict) -> None:
+def test_units_that_are_not_what_their_records_say_are_done_again(
+    arguments: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And no others. A power cut leaves such files: of the right size with other bytes, empty, or none at all."""
     folder = unfinished(arguments)
     records = sorted((folder / "job" / "units").glob("train-*.json"))
@@ -392,13 +398,12 @@ def test_units_that_are_not_what_their_records_say_are_done_again(arguments: dic
         lambda record, shard: shard.unlink(),
     ]
     assert len(records) > len(damages)
-    written = [shard.stat().st_mtime_ns for shard in shards]
+    finished = {path.stem for path in (folder / "job" / "units").glob("*.json")}
     for damage, record, shard in zip(damages, records, shards, strict=False):
         damage(record, shard)
-    build(BuildOptions(**arguments))
-    now = [(arguments["output"] / shard.relative_to(folder)).stat().st_mtime_ns for shard in shards]
-    again = [before != after for before, after in zip(written, now, strict=True)]
-    assert again == [number < len(damages) for number in range(len(records))]
+    again = built_units(monkeypatch)
+    build(BuildOptions(**arguments | {"workers": 1}))
+    assert finished & set(again) == {record.stem for record in records[: len(damages)]}
     build(BuildOptions(**arguments | {"output": arguments["output"].with_name("fresh")}))
     assert contents(arguments["output"]) == contents(arguments["output"].with_name("fresh"))
 
@@ -638,8 +643,31 @@ def test_lists_of_numbers_are_flags_with_commas() -> None:
 
 
 def test_arguments_that_decide_the_bytes_are_all_compared(arguments: dict) -> None:
-    compared = Arguments(BuildOptions(**arguments), 0.1, 1, WHOLE, (), "", "").to_json()
+    compared = Arguments(BuildOptions(**arguments), 0.1, 0.01, 1, WHOLE, (), "", "").to_json()
     # weights are in sources; what on_error leaves out changes the units, whose text is compared.
     decide_nothing = {"weights", "on_error", "token_cache", "token_cache_gb", "input", "tokenizer", "output", "workers"}
     decide_nothing |= {"engine", "engine_options", "lowercase", "unit_mb"}
     assert {field.name for field in dataclasses.fields(BuildOptions)} - decide_nothing <= compared.keys()
+
+
+def test_eval_holds_at_most_ten_million_tokens_by_default() -> None:
+    def share(size: int, name: str = "a.txt", weight: float = 1.0, dupe_factor: int = 1) -> float:
+        return build_lib.held_out_share([readers.Source(name, size, weight)], dupe_factor)
+
+    assert share(0) == share(4 * 10**9) == 0.01
+    assert share(3 * 10**12) == 1.33e-05  # 3 TB: 7.5e11 tokens
+    assert share(10**12, "a.jsonl.zst") == share(10**12, weight=3) == share(10**12, dupe_factor=3) == 1.33e-05
+
+
+def test_a_large_corpus_holds_out_less_unless_told_otherwise(
+    arguments: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build_lib, "EVAL_FRACTION", 0.5)
+    monkeypatch.setattr(build_lib, "EVAL_TOKENS", Path(arguments["input"]).stat().st_size / 4 * 0.2)
+    given = {name: value for name, value in arguments.items() if name != "eval_fraction"}
+    manifests = {}
+    for name, options in (("lowered", {}), ("chosen", {"eval_fraction": 0.2}), ("more", {"eval_fraction": 0.5})):
+        manifests[name] = build_lib.build(BuildOptions(**given | options | {"output": tmp_path / name}), quiet=False)
+        assert ("20.000% of the documents are held out" in capsys.readouterr().err) == (name == "lowered")
+    assert contents(tmp_path / "lowered") == contents(tmp_path / "chosen")
+    assert manifests["lowered"]["eval_fraction"] == 0.2 and manifests["more"]["eval_fraction"] == 0.5

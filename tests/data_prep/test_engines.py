@@ -1,48 +1,34 @@
 """Where units run: processes of this machine, and the parts of engines that need neither Beam nor Ray."""
 
 import functools
-import gc
 import importlib
-import io
 import os
 import pickle
-import platform
-import random
 import signal
 import subprocess
 import sys
-import tarfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from building import ROOT, contents
-from hypothesis import given
-from hypothesis import strategies as st
+from building import ROOT
 
 from bert_jax.errors import UserError
-from bert_jax.storage.remote import Folder
 from data_prep import build_options, engines, processes
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.engines import beam, remote
-from data_prep.engines.remote import Work, do_unit, pack_tokenizer, pack_unit, put_in_place, unpack_unit
-from data_prep.job import UnitRecord, unit_folder
+from data_prep.job import UnitRecord
 from data_prep.processes import map_in_order
 from data_prep.readers import Refusal
 from data_prep.units import Unit
 
 
-def _never(directory: Path, unit: Unit) -> UnitRecord:
-    raise AssertionError("no unit was given")
-
-
 @pytest.mark.parametrize("engine, package", [("beam", "apache_beam"), ("ray", "ray")])
-def test_missing_package_names_the_extra(monkeypatch, tmp_path: Path, engine: str, package: str) -> None:
+def test_missing_package_names_the_extra(monkeypatch, engine: str, package: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=rf"pip install --editable '.*\[{engine}\]'"):
-        list(engines.run(engine, _never, [], 1, directory=tmp_path))
+        engines.choose(engine, 1, "")
 
 
 @pytest.mark.parametrize("name", processes.PRELOADED)
@@ -135,87 +121,13 @@ def test_caller_that_stops_early_leaves_no_unit_half_done(tmp_path: Path) -> Non
 
 def test_options_are_checked(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="leave it out for the local engine"):
-        engines.run("local", _never, [], 1, directory=tmp_path, options="--address=auto")
+        engines.choose("local", 1, "--address=auto")
+    with pytest.raises(UserError, match=r"--engine_options .*No closing quotation"):
+        engines.choose("local", 1, "' ")
     with pytest.raises(UserError, match="unknown --engine 'spark'; choose from local, beam, ray"):
         build(BuildOptions("a", "b", tmp_path / "out", 64, engine="spark"))
     given = ["--input=a", "--engine_options", "--address=auto", "--tokenizer=b", "--output=c", "--seq_len=64"]
     assert build_options.parse(given).engine_options == "--address=auto"
-
-
-@given(
-    st.sampled_from(["train", "eval"]), st.integers(0, 1 << 31), st.lists(st.binary(), min_size=1), st.text("abc123")
-)
-def test_packed_unit_comes_back(part, number: int, documents: list[bytes], text_hash: str) -> None:
-    unit = Unit(part, number, tuple(documents), text_hash)
-    assert unpack_unit(pack_unit(unit)) == unit
-
-
-def test_units_done_elsewhere_give_the_same_folder(monkeypatch, corpus: Path, vocab_dir: Path, tmp_path: Path) -> None:
-    """What workers pack and the job's process puts in place is what build_unit writes into the folder itself."""
-
-    def run_remotely(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Iterator[UnitRecord]:
-        tokenizer = pack_tokenizer(directory)
-        for unit in units:
-            packed = do_unit(work, str(tmp_path), lambda: tokenizer, unpack_unit(pack_unit(unit)))
-            yield put_in_place(directory, packed)
-
-    options = {"eval_fraction": 0.1, "unit_mb": 0.05, "workers": 1, "masking": "static", "dupe_factor": 2}
-    build(BuildOptions(corpus, vocab_dir, tmp_path / "here", 64, **options))
-    monkeypatch.setattr(processes, "run_units", run_remotely)
-    build(BuildOptions(corpus, vocab_dir, tmp_path / "away", 64, **options))
-    assert contents(tmp_path / "away") == contents(tmp_path / "here")
-
-
-@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "train/../../outside"])
-def test_nothing_is_written_outside_of_the_job(tmp_path: Path, name: str) -> None:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for member in (str(unit_folder(Path()) / "train-00000.json"), name):
-            tar.addfile(tarfile.TarInfo(member))
-    with pytest.raises(ValueError, match="leads out of the job's folder"):
-        put_in_place(tmp_path / "job", buffer.getvalue())
-    assert not list(tmp_path.rglob("*"))
-
-
-def test_worker_that_does_not_see_the_exchange_folder_is_named(tmp_path: Path) -> None:
-    exchange = Folder(str(tmp_path / "exchange"))
-    message = f"{exchange.address} does not exist on worker {platform.node()}: name a folder"
-    with pytest.raises(UserError, match=message):
-        beam.read_tokenizer(exchange)
-
-
-def test_no_interrupt_is_lost_while_what_a_unit_gave_is_unpacked(tmp_path: Path) -> None:
-    """As Ctrl-C comes: at any moment."""
-    for name, size in (("shard.arrow", 100_000), ("unit.json", 400)):
-        (tmp_path / name).write_bytes(b"x" * size)
-    packed = remote.pack_files(tmp_path, tmp_path.iterdir())
-    generator = random.Random(0)
-    came = 0
-
-    def interrupt(*_: object) -> None:
-        nonlocal came
-        came += 1
-        raise KeyboardInterrupt
-
-    # A function of its own: in some CPythons the jump at the end of a loop does not belong to the `with` around it
-    # (python/cpython#130279), and an interrupt that comes there would pass by pytest.raises.
-    def unpack_until_interrupted() -> None:
-        number = came
-        signal.setitimer(signal.ITIMER_REAL, generator.uniform(1e-4, 2e-3))
-        while came == number:
-            remote.unpack_files(packed)
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    gc.disable()  # what other tests left, and jax's own hook there, may drop one
-    try:
-        for _ in range(400):
-            with pytest.raises(KeyboardInterrupt):
-                unpack_until_interrupted()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        gc.enable()
-        signal.signal(signal.SIGALRM, before)
-    assert came == 400
 
 
 def test_ctrl_c_while_workers_are_imported_for_shows_no_traceback() -> None:

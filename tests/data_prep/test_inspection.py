@@ -19,7 +19,7 @@ from bert_jax.data.shard_file import Corrupt, read_shard, write_shard
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.reporting.document import excerpt_text
-from data_prep import output_files
+from data_prep import joining, output_files
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.inspection import REPLACEMENTS, excerpts, open_tokenizer, verify
@@ -41,7 +41,9 @@ OPTIONS = {
 def measured(request: pytest.FixtureRequest, sample_text: Path, vocab_dir: Path, tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("statistics") / "out"
     options = OPTIONS[request.param] | {"eval_fraction": 0.25, "workers": 1}
-    build(BuildOptions(str(sample_text), vocab_dir, directory, 64, **options))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(joining, "TARGET_BYTES", 1)  # a shard for each unit
+        build(BuildOptions(str(sample_text), vocab_dir, directory, 64, **options))
     return directory
 
 
@@ -93,7 +95,9 @@ def test_share_of_each_replacement_is_that_of_the_paper(measured: Path) -> None:
 def static_dir(sample_text: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("static") / "static"
     options = OPTIONS["nsp_static_word"] | {"unit_mb": 0.03, "workers": 1}
-    build(BuildOptions(str(sample_text), vocab_dir, directory, 64, **options))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(joining, "TARGET_BYTES", 1)  # a shard for each unit
+        build(BuildOptions(str(sample_text), vocab_dir, directory, 64, **options))
     return directory
 
 
@@ -305,7 +309,10 @@ def test_repeated_keys_are_detected(output: Path) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "told"),
-    [(1 << 63, "sequence keys that are not those of train"), ((1 << 32) - 2, "sequence keys of two work units")],
+    [
+        (1 << 63, "sequence keys that are not those of train"),
+        ((1 << 32) - 2, "sequence key 4294967296 occurs twice"),
+    ],
 )
 def test_keys_of_another_part_or_unit_are_detected(output: Path, offset: int, told: str) -> None:
     rewrite(output, lambda rows: masked_again(output, rows._replace(sequence_keys=rows.sequence_keys + offset)))

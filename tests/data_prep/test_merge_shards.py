@@ -1,6 +1,5 @@
 """Parts of a job that are built apart and merged equal one job, byte for byte; text added later changes no row."""
 
-import functools
 import json
 import os
 import shutil
@@ -18,10 +17,9 @@ from bert_jax.data.manifest import read_manifest
 from bert_jax.errors import UserError
 from bert_jax.storage.files import MARKER
 from data_prep import build as build_parts
-from data_prep import build_options, engines
+from data_prep import build_options
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.engines import remote
 from data_prep.merge import merge
 from data_prep.readers import corpus as readers
 from data_prep.readers.corpus import Source
@@ -117,46 +115,10 @@ def test_all_parts_run_side_by_side_and_are_resumed(text, vocab_dir, tmp_path, b
     assert contents(tmp_path / "three") == contents(tmp_path / "whole")
 
 
-def test_parts_built_by_an_engine_are_those_of_this_machine(text, vocab_dir, tmp_path, monkeypatch):
-    """What its workers return is put in place here, and a part that has not arrived whole is built again."""
-    whole = build(
-        options(text, vocab_dir, tmp_path / "whole", "all/4", lowercase=True, tokenizer=vocab_dir / "vocab.txt")
-    )
-    built, local = [], engines.run
-
-    def engine(name, work, units, workers, *, directory, options, fails_at=None):
-        if name == "local":  # within a part
-            yield from local(name, work, units, workers, directory=directory, options=options)
-            return
-        tokenizer = remote.pack_tokenizer(directory)
-        for unit in units:
-            packed = remote.do_unit(work, str(directory), lambda: tokenizer, remote.unpack_unit(remote.pack_unit(unit)))
-            built.append((name, unit.number))
-            record = remote.put_in_place(directory, packed)
-            if len(built) == fails_at:
-                raise UserError("the cluster is gone")
-            yield record
-
-    given = {"engine": "ray", "workers": 3, "lowercase": True, "tokenizer": vocab_dir / "vocab.txt"}
-    with monkeypatch.context() as patch:
-        patch.setattr(engines, "run", functools.partial(engine, fails_at=3))
-        with pytest.raises(UserError, match="the cluster is gone"):
-            build(options(text, vocab_dir, tmp_path / "away", "all/4", **given))
-    assert not (tmp_path / "away").exists()
-    monkeypatch.setattr(engines, "run", engine)
-    assert build(options(text, vocab_dir, tmp_path / "away", "all/4", **given)) == whole
-    assert built == [("ray", number) for number in (0, 1, 2, 2, 3)]
-    shutil.copytree(text, tmp_path / "tree")  # which then holds the output, and the tokenizer that workers get
-    found = given | {"input": f"{tmp_path}/tree/**/*.txt", "token_cache": Path("cache")}
-    monkeypatch.chdir(tmp_path)
-    inside = build(options(text, vocab_dir, tmp_path / "tree" / "shards", "all/2", **found))
-    assert sorted(Path(source["path"]).name for source in inside["sources"]) == [f"file{n}.txt" for n in range(5)]
-    assert list((tmp_path / "cache").glob("*/*.ids"))
-    assert contents(tmp_path / "away") == contents(tmp_path / "whole")
-    assert not (tmp_path / "away.parts").exists()
-    monkeypatch.chdir(text)
-    with pytest.raises(UserError, match=r"--input file\*\.txt: the workers of an engine read the files"):
-        build(options(text, vocab_dir, tmp_path / "relative", "all/4", input="file*.txt", engine="beam"))
+def test_parts_are_for_this_machine(text, vocab_dir, tmp_path):
+    for output, engine in ((tmp_path / "out", "beam"), (Path("gs://bucket/out"), "local")):
+        with pytest.raises(UserError, match="--part all/2 is for processes on this machine"):
+            build(options(text, vocab_dir, output, "all/2", engine=engine))
 
 
 def test_added_text_changes_no_row_of_the_first_output(text, vocab_dir, tmp_path):

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -271,6 +272,42 @@ def test_a_stopped_copy_has_no_manifest_and_starts_again(
 
 
 @pytest.mark.parametrize("place", ["local", "store"])
+def test_a_copy_resumes_with_the_files_that_are_not_intact(
+    shards_dir: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, place: str
+) -> None:
+    """It lists both folders once, and asks for no size of a file that it does not copy."""
+    left, output = (tmp_path / "out.incomplete", str(tmp_path / "out"))
+    if place == "store":
+        left, output = store / "bucket" / "out", "s3://bucket/out"
+    write, sizes = remote.Folder.write, remote.Folder.sizes
+    written, listings = [], []
+
+    def stopped(folder, name, content):
+        if name == output_files.SUMS:
+            raise KeyboardInterrupt
+        write(folder, name, content)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(remote.Folder, "write", stopped)
+        copy(str(shards_dir), output)
+    truncated, changed, *_ = sorted(name for name in output_files.read_sums(shards_dir) if name != "manifest.json")
+    os.truncate(left / truncated, 3)
+    content = bytearray((left / changed).read_bytes())
+    content[0] ^= 1
+    (left / changed).write_bytes(content)
+    if place == "local":
+        (left / "train" / "of-another-input").write_text("x")
+    monkeypatch.setattr(remote.Folder, "write", lambda *call: written.append(call[1]) or write(*call))
+    monkeypatch.setattr(remote.Folder, "sizes", lambda *call: listings.append(call) or sizes(*call))
+    copy(str(shards_dir), output, quiet=False)
+    assert sorted(written) == sorted([truncated, changed, output_files.SUMS, "manifest.json"]) and len(listings) == 2
+    assert (
+        f"{len(files(shards_dir)) - 4} of {len(files(shards_dir))} files were there already" in capsys.readouterr().err
+    )
+    assert files(tmp_path / "out" if place == "local" else left) == files(shards_dir)
+
+
+@pytest.mark.parametrize("place", ["local", "store"])
 def test_damage_while_copying_is_named_and_gives_no_output(
     shards_dir: Path, store: Path, tmp_path: Path, place: str
 ) -> None:
@@ -283,7 +320,8 @@ def test_damage_while_copying_is_named_and_gives_no_output(
     input, output = (str(source), "s3://bucket/out") if place == "local" else ("s3://bucket/in", str(tmp_path / "out"))
     with pytest.raises(UserError, match=r"damaged .*in/train/shard-00000\.arrow: its sha256 is \w+\.\.\., expected"):
         copy(input, output)
-    assert not (tmp_path / "out").exists() and not (tmp_path / "out.incomplete").exists()
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.incomplete" / "manifest.json").exists()
+    assert not (tmp_path / "out.incomplete" / "train" / "shard-00000.arrow").exists()
     assert not (store / "bucket" / "out" / "manifest.json").exists()
 
 
@@ -315,13 +353,9 @@ def test_errors_are_one_line(shards_dir: Path, store: Path, tmp_path: Path) -> N
         assert "\n" not in str(caught.value)
 
 
-def test_a_store_is_refused_by_other_commands_and_an_address_needs_a_bucket(
-    shards_dir: Path, sample_text: Path, vocab_dir: Path
-) -> None:
+def test_a_store_is_refused_as_training_rows_and_an_address_needs_a_bucket(shards_dir: Path) -> None:
     with pytest.raises(UserError, match="gs:// names no bucket"):
         copy(str(shards_dir), "gs://")
-    with pytest.raises(UserError, match="Choose a local folder, and copy it when it is complete"):
-        build(BuildOptions(str(sample_text), vocab_dir, "gs://bucket/books", 64))
     with pytest.raises(UserError, match=r"^s3://bucket/books is in an object .* bert-jax copy-examples"):
         open_dataset("s3://bucket/books/train", "train")
     assert not Path("gs:").exists()

@@ -373,3 +373,25 @@ def test_languages_are_sampled_by_the_power_of_their_share(sample_text, tmp_path
         [f"--output={tmp_path / 'files'}", "--alpha=0.3", "--vocab_size=700", f"--input={tmp_path}/*.txt"]
     )
     assert capsys.readouterr().out.startswith(f"{small}: 100.00% of the text, counted as 100.00%")
+
+
+def test_of_much_text_a_sample_by_hash_is_counted(tmp_path, capsys, monkeypatch):
+    """Whatever the division into files: the same documents, about as many bytes as were asked for."""
+    generator = random.Random(0)
+    texts = [" ".join(f"w{generator.randrange(50)}" for _ in range(30)) for _ in range(2000)]
+    counted = []
+    monkeypatch.setattr(counting.ChunkCounter, "add", lambda self, documents: counted.append(list(documents)))
+    (tmp_path / "one.txt").write_text("\n\n".join(texts))
+    (tmp_path / "first.txt").write_text("\n\n".join(texts[:700]))
+    (tmp_path / "second.txt").write_text("\n\n".join(texts[700:]))
+    for number, name in enumerate(("one.txt", "{first,second}.txt")):
+        files = ",".join(f"{tmp_path}/{file}.txt" for file in name[1:-5].split(",")) if "{" in name else tmp_path / name
+        for max_gb in (5e-5, 10.0):
+            options = TokenizerOptions(files, tmp_path / f"out{number}", 500, max_gb=max_gb, workers=1)
+            with pytest.raises(UserError, match="no words"):
+                vocabulary.train(options)
+    sample, everything, again, _ = counted
+    assert everything == texts and sample == again
+    assert 0.7 * 5e4 < sum(map(len, sample)) < 1.3 * 5e4 and set(sample) < set(texts)
+    told = capsys.readouterr().err
+    assert "% of the documents, chosen by their hash: about 5e-05 of 0.0 GB" in told and "not_sampled" not in told

@@ -42,19 +42,6 @@ def with_engine(engine: str, corpus: Path, vocab_dir: Path, folder: Path) -> dic
     return files | MANY_UNITS | {"workers": 2, "engine": engine}
 
 
-def check_parts(engine: str, corpus: Path, vocab_dir: Path, folder: Path) -> None:
-    """Asserts that the parts that an engine builds, each from its own files, are those of this machine."""
-    documents = corpus.read_text(encoding="utf-8").split("\n\n")
-    (folder / "text").mkdir()
-    for number in range(3):
-        (folder / "text" / f"{number}.txt").write_text("\n\n".join(documents[number::3]), encoding="utf-8")
-    given = {"seq_len": 64, "eval_fraction": 0.1, "part": "all/3", "workers": 2}
-    for name in ("local", engine):
-        build(BuildOptions(folder / "text" / "*.txt", vocab_dir, folder / name, engine=name, **given))
-    assert contents(folder / engine) == contents(folder / "local") != {}
-    assert not (folder / f"{engine}.parts").exists()
-
-
 def command_line(arguments: dict) -> list[str]:
     flags = [f"--{name}={value}" for name, value in arguments.items()]
     return [sys.executable, "-m", "bert_jax", "build-examples", *flags]

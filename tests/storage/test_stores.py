@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import errno
 import gzip
+import hashlib
 import json
 import os
 import resource
@@ -20,11 +21,12 @@ import jax
 import numpy as np
 import pytest
 import store_emulators
+from building import contents
 from streamed_outputs import check_streaming
 from tiny_runs import RECIPE, ROOT, TINY
 
 from benchmarks import resume
-from bert_jax.commands import pretrain
+from bert_jax.commands import build_examples, pretrain
 from bert_jax.config import AutoTaskConfig, FinetuneConfig
 from bert_jax.errors import RunAgain, UserError
 from bert_jax.interop import export
@@ -374,19 +376,58 @@ def test_a_finished_run_is_left_as_it_is_and_a_longer_one_resumes(bucket, traine
     assert [line["step"] for line in read_metrics(trained)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_text_is_read_and_rows_are_streamed_from_the_store(google, shards_dir, tmp_path, monkeypatch):
-    """By pyarrow, which also needs credentials: a service account, whose key signs its own tokens."""
+def use_account(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a service account, without which pyarrow asks Google for a token."""
     from cryptography.hazmat.primitives import serialization  # which the extra `stores` brings
     from cryptography.hazmat.primitives.asymmetric import rsa
 
     form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     pem = rsa.generate_private_key(65537, 2048).private_bytes(*form).decode()
     account = {"type": "service_account", "client_email": "nobody@localhost", "private_key": pem, "private_key_id": "1"}
-    (tmp_path / "account.json").write_text(json.dumps(account | {"token_uri": "http://localhost"}))
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account.json"))
+    (folder / "account.json").write_text(json.dumps(account | {"token_uri": "http://localhost"}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(folder / "account.json"))
+
+
+def test_text_is_read_and_rows_are_streamed_from_the_store(google, shards_dir, tmp_path, monkeypatch):
+    """By pyarrow, which also needs credentials: a service account, whose key signs its own tokens."""
+    use_account(tmp_path, monkeypatch)
     Folder("gs://bucket/text").write("deep/a.txt.gz", gzip.compress(b"One.\n\nTwo.\n"))
     assert list(Corpus(find_sources("gs://bucket/text/**/*.txt*")).documents()) == ["One.", "Two."]
     check_streaming(shards_dir, "gs://bucket/shards/sample", tmp_path / "cache")
+
+
+def test_a_killed_job_in_the_store_resumes_and_gives_the_local_shards(bucket, corpus, vocab_dir, tmp_path, monkeypatch):
+    """Text, units and output are in the store; the process is killed while it builds units."""
+    if bucket.startswith("gs:"):
+        use_account(tmp_path, monkeypatch)
+    text = Folder(f"{bucket}/text")
+    content = corpus.read_bytes()[:200_000]
+    text.write("a.txt", content)
+    (tmp_path / "a.txt").write_bytes(content)
+    flags = ["--seq_len=64", "--eval_fraction=0.1", "--unit_mb=0.01", "--workers=2", f"--tokenizer={vocab_dir}"]
+    build_examples.main([f"--input={tmp_path}/a.txt", f"--output={tmp_path}/shards", *flags])
+    output = Folder(f"{bucket}/built")
+    line = [sys.executable, "-m", "bert_jax", "build-examples", *flags]
+    line += [f"--input={bucket}/text/*.txt", f"--output={output.address}"]
+    with subprocess.Popen(line, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        until = time.monotonic() + 300
+        while not any(name.endswith(".json") for name in output.names("job/units")):
+            assert process.poll() is None and time.monotonic() < until, "no unit was finished"
+            time.sleep(0.05)
+        process.kill()
+    assert "manifest.json" not in output.names()
+    units = {name: output.read(name) for name in output.names("job/units")}
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and f"resuming {output.address}: " in done.stderr, done.stderr
+    assert len(units) > 1
+    built = {name: hashlib.sha256(output.read(name)).hexdigest() for name in output.names()}
+    local = contents(tmp_path / "shards")
+    manifests = [json.loads(read("manifest.json")) for read in (output.read, Folder(str(tmp_path / "shards")).read)]
+    for files, manifest in zip((built, local), manifests, strict=True):
+        del files["manifest.json"], files["SHA256SUMS"], manifest["sources"]  # they name the text
+    assert built == local and manifests[0] == manifests[1]
+    with pytest.raises(UserError, match=rf"output {output.address} exists"):
+        build_examples.main([*line[4:]])
 
 
 @pytest.mark.parametrize(
