@@ -47,7 +47,7 @@ from data_prep import job as jobs
 from data_prep.build_options import Arguments
 from data_prep.job import UnitRecord
 from data_prep.readers import Omission, Refusal
-from data_prep.readers.corpus import Corpus, Source, is_sampled, read_range, source_ranges
+from data_prep.readers.corpus import Corpus, Reading, Source, is_sampled, read_range, source_ranges
 from data_prep.readers.datasets import TFDS_PREFIX
 from data_prep.readers.ranges import Range
 from data_prep.readers.text import folder as folder_refusal
@@ -456,7 +456,7 @@ def open_job(output: Path, arguments: Arguments, tokenizer: Tokenizer) -> Iterat
             raise
 
 
-def ranges(sources: Iterable[Source], arguments: Arguments) -> tuple[tuple[Source, Range], ...]:
+def ranges(sources: Iterable[Source], reading: Reading) -> tuple[tuple[Source, Range], ...]:
     """Divides the sources into ranges. Asks a store only for the beginnings of large .gz files."""
 
     def elsewhere(source: Source) -> Source:
@@ -464,4 +464,4 @@ def ranges(sources: Iterable[Source], arguments: Arguments) -> tuple[tuple[Sourc
         is_local = not is_remote(source.path) and not source.path.startswith(TFDS_PREFIX)
         return source._replace(path=os.path.abspath(source.path)) if is_local else source
 
-    return tuple((elsewhere(source), span) for source in sources for span in source_ranges(source, arguments.options))
+    return tuple((elsewhere(source), span) for source in sources for span in source_ranges(source, reading))
