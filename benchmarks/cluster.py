@@ -77,11 +77,18 @@ class _Slow(BaseHTTPRequestHandler):
         pass
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """The run that is killed closes its connections; that is no error of the store."""
+
+
 def _serve(behind: str) -> tuple[str, type[_Slow]]:
     """Returns the address of a slow store, and the class that counts its requests."""
     handler = type("Handler", (_Slow,), {"behind": behind, "requests": 0})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_port}", handler
 
