@@ -339,7 +339,7 @@ class Cluster:
         present = all(self._sizes.get(shard["name"]) == shard["bytes"] for shard in record.shards)
         if not present or f"{UNITS}/{unit.name}.npy" not in self._sizes:
             return None
-        self._fetch(unit.name)
+        self._fetch_counts(unit.name)
         return record
 
     def run(self, units: Iterable[Unit]) -> Iterator[UnitRecord]:
@@ -414,10 +414,13 @@ class Cluster:
 
     def _fetch(self, name: str) -> UnitRecord:
         """Reads a unit's record, and copies its counts to the job's folder on this machine."""
+        self._fetch_counts(name)
+        return UnitRecord(**json.loads(self._folder.read(f"{UNITS}/{name}.json")))
+
+    def _fetch_counts(self, name: str) -> None:
         if is_remote(self.site.address):
             path = jobs.unit_folder(self.job.directory) / f"{name}.npy"
             path.write_bytes(self._folder.read(f"{UNITS}/{name}.npy"))
-        return UnitRecord(**json.loads(self._folder.read(f"{UNITS}/{name}.json")))
 
     def publish(self, manifest: dict[str, Any]) -> None:
         """Completes an output in a store: copies the files that this machine made, the manifest last."""
