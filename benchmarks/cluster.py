@@ -29,6 +29,7 @@ from typing import Any
 from benchmarks.common import REPOSITORY, emit
 from bert_jax.storage.remote import Folder
 from data_prep import cluster
+from data_prep import job as jobs
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
 
@@ -77,11 +78,18 @@ class _Slow(BaseHTTPRequestHandler):
         pass
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """The run that is killed closes its connections; that is no error of the store."""
+
+
 def _serve(behind: str) -> tuple[str, type[_Slow]]:
     """Returns the address of a slow store, and the class that counts its requests."""
     handler = type("Handler", (_Slow,), {"behind": behind, "requests": 0})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_port}", handler
 
@@ -107,12 +115,20 @@ def _options(engine: str, workers: int, output: str, vocabulary: Path) -> BuildO
 
 
 def job(engine: str, workers: int, url: str, output: str, vocabulary: str) -> None:
-    """The process that runs a job: prints its processor seconds and wall seconds."""
+    """The process that runs a job: prints its processor seconds, wall seconds and units."""
     cluster.list_range = functools.partial(at, url, "list_range")
     cluster.build_unit = functools.partial(at, url, "build_unit")
+    finish, units = jobs.Job.finish, 0
+
+    def counted(self: jobs.Job, records: Sequence[jobs.UnitRecord], *rest: Any) -> dict[str, Any]:
+        nonlocal units
+        units = len(records)
+        return finish(self, records, *rest)
+
+    jobs.Job.finish = counted  # type: ignore[method-assign, assignment]
     begin, spent = time.monotonic(), time.process_time()
     build(_options(engine, workers, output, Path(vocabulary)))
-    print(json.dumps([time.process_time() - spent, time.monotonic() - begin]))
+    print(json.dumps([time.process_time() - spent, time.monotonic() - begin, units]))
 
 
 def measure(engine: str, workers: int, units: int, behind: str, vocabulary: Path) -> None:
@@ -136,8 +152,7 @@ def measure(engine: str, workers: int, units: int, behind: str, vocabulary: Path
     mine.requests = theirs.requests = 0
     with start() as second:
         assert second.stdout is not None
-        processor, seconds = json.loads(second.stdout.read().strip().splitlines()[-1])
-    total = json.loads(output.read("manifest.json"))["shards"]["count"]
+        processor, seconds, total = json.loads(second.stdout.read().strip().splitlines()[-1])
     left = max(total - after, 1)
     settings: dict[str, Any] = {"engine": engine, "workers": workers, "delay_ms": 50, "units": total}
     settings |= {"units_before_kill": after, "units_after": left, "job_seconds": round(seconds, 1)}

@@ -104,7 +104,7 @@ def build_share(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
     open_job = cluster.open_job if is_remote(output) else jobs.open_job
     with open_job(output, arguments, tokenizer) as job:
         address = as_address(output) if is_remote(output) else str(job.directory)
-        ranges = cluster.ranges(arguments.sources, arguments)
+        ranges = cluster.ranges(arguments.sources, options)
         site = cluster.Site(address, os.urandom(8).hex(), arguments, ranges, cache)
         workers = cluster.Cluster(job, site, engine)
         workers.read(quiet)

@@ -47,7 +47,7 @@ from data_prep import job as jobs
 from data_prep.build_options import Arguments
 from data_prep.job import UnitRecord
 from data_prep.readers import Omission, Refusal
-from data_prep.readers.corpus import Corpus, Source, is_sampled, read_range, source_ranges
+from data_prep.readers.corpus import Corpus, Reading, Source, is_sampled, read_range, source_ranges
 from data_prep.readers.datasets import TFDS_PREFIX
 from data_prep.readers.ranges import Range
 from data_prep.readers.text import folder as folder_refusal
@@ -339,7 +339,7 @@ class Cluster:
         present = all(self._sizes.get(shard["name"]) == shard["bytes"] for shard in record.shards)
         if not present or f"{UNITS}/{unit.name}.npy" not in self._sizes:
             return None
-        self._fetch(unit.name)
+        self._fetch_counts(unit.name)
         return record
 
     def run(self, units: Iterable[Unit]) -> Iterator[UnitRecord]:
@@ -414,10 +414,13 @@ class Cluster:
 
     def _fetch(self, name: str) -> UnitRecord:
         """Reads a unit's record, and copies its counts to the job's folder on this machine."""
+        self._fetch_counts(name)
+        return UnitRecord(**json.loads(self._folder.read(f"{UNITS}/{name}.json")))
+
+    def _fetch_counts(self, name: str) -> None:
         if is_remote(self.site.address):
             path = jobs.unit_folder(self.job.directory) / f"{name}.npy"
             path.write_bytes(self._folder.read(f"{UNITS}/{name}.npy"))
-        return UnitRecord(**json.loads(self._folder.read(f"{UNITS}/{name}.json")))
 
     def publish(self, manifest: dict[str, Any]) -> None:
         """Completes an output in a store: copies the files that this machine made, the manifest last."""
@@ -456,7 +459,7 @@ def open_job(output: Path, arguments: Arguments, tokenizer: Tokenizer) -> Iterat
             raise
 
 
-def ranges(sources: Iterable[Source], arguments: Arguments) -> tuple[tuple[Source, Range], ...]:
+def ranges(sources: Iterable[Source], reading: Reading) -> tuple[tuple[Source, Range], ...]:
     """Divides the sources into ranges. Asks a store only for the beginnings of large .gz files."""
 
     def elsewhere(source: Source) -> Source:
@@ -464,4 +467,4 @@ def ranges(sources: Iterable[Source], arguments: Arguments) -> tuple[tuple[Sourc
         is_local = not is_remote(source.path) and not source.path.startswith(TFDS_PREFIX)
         return source._replace(path=os.path.abspath(source.path)) if is_local else source
 
-    return tuple((elsewhere(source), span) for source in sources for span in source_ranges(source, arguments.options))
+    return tuple((elsewhere(source), span) for source in sources for span in source_ranges(source, reading))

@@ -67,7 +67,7 @@ def options(text: str, vocab_dir: Path, output: Path, **changed) -> BuildOptions
 @pytest.mark.parametrize(
     "changed",
     [
-        {"dedup": True, "weights": (1.5, 2, 1, 1)},
+        {"dedup": True, "weights": (1.5, 2.0, 1.0, 1.0)},
         pytest.param({"eval_fraction": 0.0, "dupe_factor": 2}, marks=pytest.mark.slow),
         pytest.param({"part": "+3"}, marks=pytest.mark.slow),
     ],
@@ -109,5 +109,5 @@ def test_a_mistake_in_the_text_stops_the_job_with_its_place(text, vocab_dir, tmp
 def test_relative_paths_are_found_by_workers_in_other_folders(text, vocab_dir, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path / "text")
     job = options("a.txt", vocab_dir, tmp_path / "away")
-    divided = cluster.ranges((Source("a.txt", 13_000), Source("gs://b/a.txt", 9)), type("", (), {"options": job}))
+    divided = cluster.ranges((Source("a.txt", 13_000), Source("gs://b/a.txt", 9)), job)
     assert [source.path for source, _ in divided] == [str(tmp_path / "text" / "a.txt")] * 2 + ["gs://b/a.txt"]

@@ -11,6 +11,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from streamed_outputs import check_streaming
 from tiny_runs import RECIPE, ROOT, TINY
 
 from benchmarks import resume
-from bert_jax.commands import build_examples, pretrain
+from bert_jax.commands import build_examples, clean, merge_shards, pretrain
 from bert_jax.config import AutoTaskConfig, FinetuneConfig
 from bert_jax.errors import RunAgain, UserError
 from bert_jax.interop import export
@@ -428,6 +429,42 @@ def test_a_killed_job_in_the_store_resumes_and_gives_the_local_shards(bucket, co
     assert built == local and manifests[0] == manifests[1]
     with pytest.raises(UserError, match=rf"output {output.address} exists"):
         build_examples.main([*line[4:]])
+
+
+def test_clean_and_merge_shards_write_to_the_store(bucket, corpus, vocab_dir, tmp_path, monkeypatch):
+    """A copy that fails is made again from the finished folder in TMPDIR, which is removed at the end."""
+    if bucket.startswith("gs:"):
+        use_account(tmp_path, monkeypatch)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "a.txt").write_bytes(corpus.read_bytes()[:50_000])
+    (tmp_path / "b.txt").write_bytes(corpus.read_bytes()[50_000:90_000])
+    clean_flags = [f"--input={tmp_path}/a.txt", "--near_duplicates", "--workers=1"]
+    clean.main([*clean_flags, f"--output={tmp_path}/clean"])
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "write", lambda *_: (_ for _ in ()).throw(RunAgain("the store does not answer")))
+        with pytest.raises(RunAgain):
+            clean.main([*clean_flags, f"--output={bucket}/clean"])
+    before = list((tmp_path / "temporary").glob("*/clean/report.json"))
+    assert len(before) == 1
+    clean.main([*clean_flags, f"--output={bucket}/clean"])
+    stored = Folder(f"{bucket}/clean")
+    assert stored.names() == Folder(str(tmp_path / "clean")).names() > {"report.json", "signatures.npy"}
+    documents = next(name for name in stored.names() if name.endswith(".jsonl.zst"))
+    assert stored.read(documents) == (tmp_path / "clean" / documents).read_bytes()
+    assert not list((tmp_path / "temporary").iterdir())
+    with pytest.raises(UserError, match=f"output {bucket}/clean exists"):
+        clean.main([*clean_flags, f"--output={bucket}/clean"])
+
+    flags = [f"--tokenizer={vocab_dir}", "--seq_len=64", "--workers=1", f"--input={tmp_path}/a.txt,{tmp_path}/b.txt"]
+    for number in range(2):
+        build_examples.main([*flags, f"--part={number}/2", f"--output={tmp_path}/parts/{number}"])
+    for output in (f"{tmp_path}/merged", f"{bucket}/merged"):
+        merge_shards.main([f"--input={tmp_path}/parts/*", f"--output={output}"])
+    merged = Folder(f"{bucket}/merged")
+    assert {name: hashlib.sha256(merged.read(name)).hexdigest() for name in merged.names()} == contents(
+        tmp_path / "merged"
+    )
 
 
 @pytest.mark.parametrize(
