@@ -64,6 +64,7 @@ def task_config(task: str, model: Path, seeds: Sequence[int], epochs: float) -> 
         task=AutoTaskConfig(name=task),
         optimizer=AdamW(learning_rate=5e-5, schedule=LinearSchedule(warmup_steps=0, warmup_share=0.1), epsilon=1e-8),
         init_from=str(model),
+        length_pool=32,
         seeds=tuple(seeds),
         epochs=epochs,
     )

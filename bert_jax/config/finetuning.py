@@ -323,10 +323,11 @@ class FinetuneConfig(TrainConfig):
     )
     batch_size: int = option(32, "rows per batch, over all devices", "batches")
     length_pool: int = option(
-        32,
-        "steps within which rows are grouped by length, which reduces padding; 1: no grouping",
+        0,
+        "steps within which rows are grouped by length, which reduces padding, at most a quarter of an epoch; 1: no "
+        "grouping; 0: 32, or 1 if each word has a label",
         "batches",
-        valid=at_least(1),
+        valid=at_least(0),
     )
 
     def __post_init__(self) -> None:

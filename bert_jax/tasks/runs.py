@@ -419,7 +419,7 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data, r
     lengths = _padded_lengths(config, steps * len(every), model, rows, task.max_length)
     runs = {}
     for trial, settings in every.items():
-        source = TaskSource(rows, config.batch_size, trial.seed, lengths, pool=config.length_pool, steps=steps)
+        source = TaskSource(rows, config.batch_size, trial.seed, lengths, pool=settings.length_pool, steps=steps)
         runs[trial] = Run(
             config=settings,
             model=model,

@@ -114,6 +114,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
     known_metrics: ClassVar[Collection[str]] = ()  # the names that `metrics` may have; empty: not checked
     usual_metrics: ClassVar[tuple[str, ...]] = ()  # see default_metrics
     training_options: ClassVar[tuple[str, ...]] = ()  # options of the training loss alone; see `measured`
+    length_pool: ClassVar[int] = 32  # the usual one of training (config/finetuning.py)
 
     name: str  # a named task (tasks/named.py), or `own` for files of the user
     labels: tuple[str, ...] = ()  # by id; empty until the training file is read, and for kinds without labels

@@ -98,7 +98,7 @@ def chosen_by(config: FinetuneConfig, task: Task) -> str:
 
 
 def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measured: bool) -> FinetuneConfig:
-    """Returns a trial's configuration, as if it were run alone, with length, warmup and evaluation in steps.
+    """Returns a trial's configuration, as if it were run alone, with length, warmup, pools and evaluation in steps.
 
     Args:
         rows: The number of rows in the training file.
@@ -127,6 +127,8 @@ def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measur
         config,
         seed=trial.seed,
         seeds=1,
+        # A pool with most of an epoch would have rows of the next one, so that a batch holds the same row twice.
+        length_pool=min(config.length_pool or task.length_pool, max(epoch // 4, 1)),
         # A budget in minutes ends the run, unless the number of steps is given too.
         steps=config.steps if config.budget_minutes > 0 else length,
         optimizer=dataclasses.replace(

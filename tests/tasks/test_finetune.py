@@ -313,6 +313,22 @@ def test_steps_warmup_and_evaluation_follow_from_rows_and_epochs():
 
 
 @pytest.mark.parametrize(
+    ("task", "asked", "rows", "pool"),
+    [
+        ("rte", 0, 32 * 128, 32),
+        ("rte", 0, 32 * 16, 4),  # a quarter of an epoch
+        ("rte", 0, 32, 1),
+        ("rte", 8, 32 * 128, 8),
+        ("conll2003", 0, 32 * 128, 1),  # words count alike in all batches
+        ("conll2003", 8, 32 * 128, 8),
+    ],
+)
+def test_rows_are_grouped_by_length_within_a_part_of_an_epoch_and_not_for_words(task, asked, rows, pool):
+    config = FinetuneConfig(length_pool=asked)
+    assert trials.settings(config, Trial(0), named.TASKS[task].task, rows, measured=True).length_pool == pool
+
+
+@pytest.mark.parametrize(
     "recipe", ["glue.py:task=rte", "glue.py:mnli", "superglue.py:task=cb", "tagging.py:task=conll2003", "own.py"]
 )
 def test_a_recipe_is_a_fine_tuning_configuration(recipe):

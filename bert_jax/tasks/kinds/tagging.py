@@ -93,6 +93,9 @@ def _in_pieces(item: Any, tokenizer: Tokenizer) -> Any:
 class WordTask(RawWords, Task[Sentence, Rows]):
     """A task with a label for every word."""
 
+    # A loss is a mean over the words of a batch. In batches of short rows, each word would count more than in others.
+    length_pool = 1
+
     def choose_reader(self, path: Path) -> SentenceReader:
         """The reader for a file, by its name: for CoNLL-U, CoNLL columns, CSV, or stored lists (tables.is_stored)."""
         if is_stored(path):
