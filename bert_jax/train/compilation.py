@@ -13,12 +13,13 @@ from typing import IO, Any
 
 import jax
 import numpy as np
+from etils import epath
 from jax._src import compiler
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from bert_jax.storage.files import try_lock
-from bert_jax.storage.location import GOOGLE, Location, find_store, location
+from bert_jax.storage.location import GOOGLE, Location, bucket_and_name, find_store
 from bert_jax.train import distributed
 from bert_jax.train import sharding as partitioning
 from bert_jax.train.clock import Clock
@@ -36,15 +37,16 @@ _locks: list[IO[bytes]] = []  # open until the process ends
 def enable_compilation_cache(workdir: str = "") -> Location | None:
     """Makes jax keep compiled programs in ~/.cache/bert_jax (or $XDG_CACHE_HOME/bert_jax) and returns that folder.
 
-    For a workdir in Google Cloud Storage it is WORKDIR/programs, because a preempted machine loses its disk. Returns
-    None, and changes nothing, if jax has a folder already, if JAX_COMPILATION_CACHE_DIR is set (an empty value disables
-    the cache), or if the folder cannot be created. Programs are found by a hash of their code, compiler and devices, so
-    deleting the folder is always safe.
+    For a workdir in Google Cloud Storage it is gs://BUCKET/bert_jax/programs, because a preempted machine loses its
+    disk. Returns None, and changes nothing, if jax has a folder already, if JAX_COMPILATION_CACHE_DIR is set (an empty
+    value disables the cache), or if the folder cannot be created. Programs are found by a hash of their code, compiler
+    and devices, so deleting the folder is always safe.
     """
     if VARIABLE in os.environ or jax.config.values["jax_compilation_cache_dir"] is not None:
         return None
     if find_store(workdir) is GOOGLE:
-        stored = location(workdir) / "programs"
+        # Not in the workdir: one that somebody else made would contain code to execute.
+        stored = epath.Path(f"{GOOGLE.scheme}{bucket_and_name(workdir)[0]}") / "bert_jax" / "programs"
         jax.config.update("jax_compilation_cache_dir", str(stored))
         return stored
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -58,9 +60,9 @@ def enable_compilation_cache(workdir: str = "") -> Location | None:
 
 
 def write_on_every_host() -> None:
-    """Makes one process per cache folder write its compiled programs. All processes call it once connected.
+    """Makes one process per cache folder write its compiled programs, and all processes if the cache is in a store.
 
-    It changes nothing for one process, for a folder that all share, or for an object store.
+    All processes call it once connected. It changes nothing for one process, or for a folder that all share.
     """
     # jax lets only process 0 write programs (0.10.2 to 0.12.0; jax/_src/compiler.py, _cache_write), because others
     # might write the same file at the same time. With a home directory on each host, all other processes would compile
@@ -68,15 +70,17 @@ def write_on_every_host() -> None:
     if jax.process_count() == 1:
         return
     named = str(jax.config.values["jax_compilation_cache_dir"] or "")
-    folder = Path(named) if named and "://" not in named else None
+    stored = "://" in named
+    folder = Path(named) if named and not stored else None
     by_jax = compiler._cache_write
-    if folder is not None and not distributed.is_primary():
+    if (folder is not None or stored) and not distributed.is_primary():
         # This happens before it is known whether to write, because the programs of the next lines are to be found as
         # well. They take less than a second to compile, so jax keeps them only if its shortest time is set to 0.
         with contextlib.suppress(OSError):  # another process of this host holds the lock, or the folder is read-only
-            folder.mkdir(parents=True, exist_ok=True)
-            _locks.append((folder / _LOCK).open("ab"))
-            try_lock(_locks[-1])
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                _locks.append((folder / _LOCK).open("ab"))
+                try_lock(_locks[-1])
             # A copy of jax's function that takes this process for process 0.
             first = types.SimpleNamespace(global_state=types.SimpleNamespace(process_id=0))
             compiler._cache_write = types.FunctionType(by_jax.__code__, vars(compiler) | {"distributed": first})
@@ -91,8 +95,9 @@ def write_on_every_host() -> None:
     mark = distributed.broadcast_from_primary(mark)
     is_seen = folder is None or not mark or (folder / mark).exists()
     multihost_utils.process_allgather(np.bool_(is_seen))  # all have looked
-    # A process that shares process 0's folder leaves writing to it, as jax does.
-    if is_seen:
+    # A process that shares process 0's folder leaves writing to it, as jax does. In a store an object appears whole,
+    # whoever writes it, and each process may have keys of its own (on CPUs, jax 0.10.2), so all of them write.
+    if is_seen and not stored:
         compiler._cache_write = by_jax
     if folder is not None and mark and distributed.is_primary():
         (folder / mark).unlink(missing_ok=True)

@@ -30,6 +30,7 @@ TRAINING, WAITING = "training", "waiting for data"
 COMPILING, EVALUATING, SAVING, STARTING = "compiling", "evaluating", "saving", "starting"
 UNITS = {COMPILING: 6, EVALUATING: 6, SAVING: 3, STARTING: 6}
 _POLL_SECONDS = 5.0  # between two looks; a process that fails is heard of at once
+_STDERR = 2  # the file descriptor: sys.stderr may be a Python object alone
 _LEAVE_SECONDS = 3.0  # for the other processes to hear why this one fails
 _STOP, _HEARD, _ACTIVITIES = (f"bert_jax/{name}" for name in ("stop", "heard", "activities"))
 
@@ -158,7 +159,7 @@ class Watchdog:
             if self._timeout:
                 # For a thread that never lets go of the interpreter, which this one could not report. Its exit code
                 # is 1.
-                faulthandler.dump_traceback_later(2 * self._limit(), exit=True)
+                faulthandler.dump_traceback_later(2 * self._limit(), exit=True, file=_STDERR)
             if self._peers is None:
                 self._over.wait(self._poll)
             elif (stop := self._peers.listen(self._poll)) is not None and not self._over.is_set():
@@ -180,7 +181,11 @@ class Watchdog:
         what = f"{doing} at step {step} has lasted {seconds:.0f} s (--stall_timeout={self._timeout:g})"
         if self._peers is not None:
             time.sleep(self._poll)  # the others publish where they stand
-            what = f"{what}; {describe_behind(self._peers.table(_ACTIVITIES), self._peers.count)}"
+            table = self._peers.table(_ACTIVITIES)
+            # This process may wait for one that compiles, whose limit then counts.
+            if seconds <= self._timeout * max((UNITS.get(entry["doing"], 1) for entry in table.values()), default=1):
+                return False
+            what = f"{what}; {describe_behind(table, self._peers.count)}"
         message = f"the run stands still: {what}. The stacks of all threads are above; the same command resumes"
         dump_stacks()
         self.announce(EXIT_LOST, message)
@@ -212,4 +217,4 @@ def describe_behind(activities: Mapping[int, Mapping[str, Any]], count: int) -> 
 def dump_stacks() -> None:
     """Prints the stacks of all threads on stderr."""
     sys.stderr.flush()
-    faulthandler.dump_traceback(2, all_threads=True)
+    faulthandler.dump_traceback(_STDERR, all_threads=True)

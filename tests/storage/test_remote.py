@@ -156,18 +156,17 @@ class _WithoutDeletion:
     """A store for a process that is killed before it removes anything."""
 
     def __init__(self, files: fs.FileSystem) -> None:
-        self._files = files
+        self.files = files
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._files, name)
+        return getattr(self.files, name)
 
     def delete_file(self, name: str) -> None:
         raise OSError(f"{name} stays")
 
 
-def test_blocks_that_end_with_an_error_leave_no_object_in_s3(bucket):
+def test_blocks_that_end_with_an_error_leave_no_object_in_s3(bucket, monkeypatch):
     folder = Folder("s3://books/broken")
-    files = folder._files
 
     def blocks(error: Exception | None):
         yield b"half"
@@ -176,11 +175,13 @@ def test_blocks_that_end_with_an_error_leave_no_object_in_s3(bucket):
             raise error
         yield b" of it"
 
-    folder._files = _WithoutDeletion(files)
+    with monkeypatch.context() as patch:
+        made = fs.SubTreeFileSystem
+        patch.setattr(fs, "SubTreeFileSystem", lambda path, store: _WithoutDeletion(made(path, store)))
+        killed = Folder("s3://books/broken")
     with pytest.raises(ZeroDivisionError):
-        folder.write("a", blocks(ZeroDivisionError()))
+        killed.write("a", blocks(ZeroDivisionError()))
     assert folder.names() == set()
-    folder._files = files
     folder.write("a", blocks(None))
     assert folder.names() == {"a"} and folder.read("a") == b"half of it"
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import Mock
 
@@ -61,10 +61,9 @@ def test_programs_are_kept_in_the_user_s_cache(tmp_path):
 
 
 @pytest.mark.usefixtures("unset")
-def test_programs_of_a_workdir_in_a_bucket_are_kept_there(monkeypatch):
-    monkeypatch.setattr(compilation, "location", PurePosixPath)  # without the store's package
-    assert str(compilation.enable_compilation_cache("gs://bucket/run")).endswith("bucket/run/programs")
-    assert jax.config.jax_compilation_cache_dir.endswith("bucket/run/programs")
+def test_programs_of_a_workdir_in_a_bucket_are_kept_in_the_bucket():
+    assert str(compilation.enable_compilation_cache("gs://bucket/a/run")) == "gs://bucket/bert_jax/programs"
+    assert jax.config.jax_compilation_cache_dir == "gs://bucket/bert_jax/programs"
 
 
 @pytest.mark.parametrize("value", ["", "gs://bucket/programs"])
