@@ -218,7 +218,7 @@ class BuildOptions(Reading):
     pack: int = option(1, "most sequences in a row; 1: no packing", metavar="S", valid=between(1, 256))
     eval_fraction: float | None = option(
         None,
-        "share of documents to hold out in eval/; default: 0.01, at most 10 M tokens",
+        "share of documents for eval/; default: 0.01, at most 10 M tokens",
         metavar="R",
         valid=Valid(lambda share: share is None or 0 <= share < 1, "a share of at least 0 and below 1"),
     )

@@ -55,8 +55,8 @@ from data_prep.units import Listed, Unit, UnusableCorpus, is_held_out, list_docu
 from data_prep.worker import TokenCache
 
 LISTS, TEXT, PLAN, UNITS, JOINED = "job/lists", "job/text", "job/plan", "job/units", "job/joined"
-_FILE_BYTES = 8 << 20  # of text in a text file
-_GROUP = 256  # units in a file of the plan
+FILE_BYTES = 8 << 20  # of text in a text file
+GROUP = 256  # units in a file of the plan
 _THREADS = 16  # that wait for a store
 
 
@@ -113,7 +113,7 @@ def list_range(site: Site, name: str) -> None:
                 listed.append((document.digest, document.size, document.spaced_digest, file.number))
                 file.documents.append(item)
                 file.bytes += len(item)
-                if file.bytes >= _FILE_BYTES:
+                if file.bytes >= FILE_BYTES:
                     write(file)
             elif isinstance(item, Refusal) and options.on_error == "fail":
                 raise item
@@ -346,7 +346,7 @@ class Cluster:
         """Runs the second stage, and yields the records as they come."""
         items = []
         for group in itertools.count():
-            chosen = list(itertools.islice(units, _GROUP))
+            chosen = list(itertools.islice(units, GROUP))
             if not chosen:
                 break
             planned = {}
@@ -374,8 +374,8 @@ class Cluster:
     def join(self, groups: Sequence[joining.Group], quiet: bool) -> list[dict[str, Any]]:
         """Runs the third stage, and returns the entries of all shards in the table of shards."""
         names: dict[str, joining.Group] = {}
-        for number, start in enumerate(range(0, len(groups), _GROUP)):
-            planned = {group.record: group for group in groups[start : start + _GROUP]}
+        for number, start in enumerate(range(0, len(groups), GROUP)):
+            planned = {group.record: group for group in groups[start : start + GROUP]}
             self._folder.write(f"{PLAN}/{self.site.run}/shards-{number:05d}.json", json.dumps(planned).encode())
             names |= {f"shards-{number:05d} {record}": group for record, group in planned.items()}
         before = [path for path in self._sizes if path.startswith(f"{JOINED}/")]

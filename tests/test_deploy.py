@@ -55,7 +55,7 @@ def test_every_command_line_is_taken_by_its_own_parser(line, monkeypatch, tmp_pa
 
 
 def test_lines_are_found():
-    assert len(LINES) == 6  # sbatch, two of Dataflow, TPU VMs, and two manifests
+    assert len(LINES) == 5  # sbatch, Dataflow, TPU VMs, and two manifests
 
 
 @pytest.mark.parametrize("name", MANIFESTS)

@@ -149,10 +149,12 @@ class _Events:
 
     def close(self, flush: bool = True) -> None:
         """Ends the events; without `flush`, nothing more is written to a store."""
-        if flush:
-            self.flush()
-        self._writer.close()
-        self._opened.close()
+        with self._opened:
+            try:
+                if flush:
+                    self.flush()
+            finally:
+                self._writer.close()
 
 
 class MetricsWriter:

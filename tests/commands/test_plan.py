@@ -65,13 +65,13 @@ def make_estimate(step, memory, **changes):
 
 def test_the_traced_step_has_the_work_of_the_model_and_the_options_of_training(step, monkeypatch):
     asked = []
-    monkeypatch.setattr(sharding, "options", lambda mesh, overlap: asked.append((mesh, overlap)))
+    monkeypatch.setattr(sharding, "options", lambda mesh, given, overlap: asked.append((mesh, dict(given), overlap)))
     rows, model = step.rows, step.model
     read = step.plan.objective.last_positions(step.batch())
     wanted = training_flops(model, CONFIG.batch_size, rows.seq_len, rows.predictions, read=read)
     # Position and segment look-ups are matmuls.
     assert wanted < count_flops(step.traced().jaxpr).total < 1.2 * wanted
-    assert asked == [(step.mesh, True)]
+    assert asked == [(step.mesh, {}, True)]
 
 
 @pytest.mark.slow

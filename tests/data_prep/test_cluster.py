@@ -46,8 +46,8 @@ def elsewhere(monkeypatch) -> Callable[..., list[str]]:
 def text(tmp_path: Path, corpus: Path, monkeypatch) -> str:
     """Patterns of files that are read in many ranges, with duplicates, bad lines, and an empty and a damaged file."""
     monkeypatch.setattr(ranges, "RANGE_BYTES", 6_000)
-    monkeypatch.setattr(cluster, "_FILE_BYTES", 2_000)
-    monkeypatch.setattr(cluster, "_GROUP", 3)
+    monkeypatch.setattr(cluster, "FILE_BYTES", 2_000)
+    monkeypatch.setattr(cluster, "GROUP", 3)
     documents = corpus.read_text(encoding="utf-8").split("\n\n")[:120]
     (tmp_path / "text").mkdir()
     first, second = documents[:60], documents[60:]

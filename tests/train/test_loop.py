@@ -546,7 +546,8 @@ def test_a_run_that_stopped_by_another_metric_continues(run):
 def test_a_run_that_another_one_has_replaced_writes_no_last_lines_into_a_store(run, tmp_path, error, written):
     """Lines are written once a minute there; those that are left are written at any other end of the run."""
     stored = run("stored", workdir=epath.Path(tmp_path / "stored"))  # on disk, by the interface of a store
-    (tmp_path / "stored" / FOLDER).mkdir(parents=True)
+    for folder in (FOLDER, "tensorboard"):  # a store has no folders to make
+        (tmp_path / "stored" / folder).mkdir(parents=True)
     checks = iter([None, error("this run has stopped and wrote nothing more")])
 
     def check_held() -> None:
