@@ -339,7 +339,7 @@ def test_a_mistake_in_a_later_setting_is_found_before_the_first_one_trains(
     ("given", "reads", "opens"),
     [
         ({"optimizer.learning_rate": (1e-5, 2e-5, 3e-5)}, 2, 1),
-        ({"task.max_length": (16, 32)}, 8, 1),
+        pytest.param({"task.max_length": (16, 32)}, 8, 1, marks=pytest.mark.slow),
         ({"init_average": ("last:2", "ema")}, 2, 4),
     ],
 )

@@ -180,7 +180,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "hf"
 
 
-@pytest.mark.parametrize("truncation", ["left", "windows"])
+@pytest.mark.parametrize("truncation", [pytest.param("left", marks=pytest.mark.slow), "windows"])
 def test_training_prediction_and_export_read_long_texts_alike(tmp_path, start, one_device, truncation):
     lines = [
         (("word20 " if place % 2 else "word21 ") + "word30 " * (4 * (place % 9)), "yn"[place % 2])
