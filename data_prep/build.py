@@ -191,12 +191,8 @@ def _run(
         print_note(f"resuming {as_address(job.output)}: {resumed} units are finished")
     work = functools.partial(worker.build_unit, arguments, cache)
     with Reporter("building examples", corpus.total_bytes, ("MB", "M tokens"), quiet) as reporter:
-        built = (
-            elsewhere.run(unfinished())
-            if elsewhere
-            else processes.run_units(work, unfinished(), options.workers, job.directory)
-        )
-        for record in built:
+        here = functools.partial(processes.run_units, work, workers=options.workers, directory=job.directory)
+        for record in elsewhere.run(unfinished()) if elsewhere else here(unfinished()):
             records.append(record)
             tokens += record.counts["source_tokens"]
             done += record.counts["documents"]
@@ -205,18 +201,22 @@ def _run(
             raise UnusableCorpus(summary.why_no_rows(records))
     # Records arrive in any order.
     records.sort(key=lambda record: (PARTS.index(record.part), record.number))
-    groups = joining.plan(records, options.dupe_factor)
-    if elsewhere:
-        entries = elsewhere.join(groups, quiet)
-    else:
-        entries = joining.join_units(job.directory, options.format, groups, options.workers, quiet)
-    shards = ShardTable.of_entries(entries)
+    shards = _join(job, records, elsewhere, quiet)
     manifest = job.finish(records, shards, corpus.refused + splitter.skipped, cleaning)
     if not quiet:
         summary.print_summary(job, manifest, splitter, megabytes(), tokens, reporter.seconds())
         if cache is not None:
             summary.print_cache_summary(cache, arguments.tokenizer_hash, records)
     return manifest
+
+
+def _join(job: jobs.Job, records: list[jobs.UnitRecord], elsewhere: cluster.Cluster | None, quiet: bool) -> ShardTable:
+    """Joins the rows of units into shards, here or elsewhere."""
+    options = job.arguments.options
+    groups = joining.plan(records, options.dupe_factor)
+    if elsewhere:
+        return ShardTable.of_entries(elsewhere.join(groups, quiet))
+    return ShardTable.of_entries(joining.join_units(job.directory, options.format, groups, options.workers, quiet))
 
 
 def _units(
