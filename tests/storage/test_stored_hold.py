@@ -136,14 +136,20 @@ def test_a_killed_run_of_this_machine_is_replaced_at_once_and_another_after_its_
         ({}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, False),
     ],
 )
-def test_a_later_attempt_of_the_same_job_takes_the_folder_over_at_once(objects, before, after, at_once):
+def test_a_later_attempt_of_the_same_job_takes_the_folder_over_at_once(objects, monkeypatch, before, after, at_once):
+    monkeypatch.setattr(conditional, "TIMES", dataclasses.replace(TIMES, lease=60.0))
     first, second = (conditional.scheduled(environment) for environment in (before, after))
     objects.put(dataclasses.replace(FAR, job=first[0], attempt=first[1]).encoded())
-    lines: list[str] = []  # on waiting
     here = dataclasses.replace(Record.of_this_process(), job=second[0], attempt=second[1])
-    held = StoredHold(FOLDER, lines.append, here)
-    assert (not lines) == at_once
-    held.release()
+
+    class Waits(Exception):
+        pass
+
+    def wait(line: str) -> None:
+        raise Waits(line)
+
+    with contextlib.nullcontext() if at_once else pytest.raises(Waits, match="waiting for up to"):
+        StoredHold(FOLDER, wait, here).release()
 
 
 def test_a_record_fits_its_size_whatever_the_scheduler_calls_the_job(monkeypatch):
