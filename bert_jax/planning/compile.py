@@ -4,17 +4,14 @@
 arrays, and `compile_step` compiles it and reports its memory.
 """
 
-import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig, ModelOptions, PretrainConfig
@@ -233,7 +230,7 @@ def compile_step(step: AbstractStep) -> Compiled:
     parameters = bytes_per_device(state.params)
     optimizer = bytes_per_device(state) - parameters
     try:
-        with _without_cache():
+        with partitioning.without_cache():
             built = traced.lower().compile(compiler_options=topology.compiler_options)
     except jax.errors.JaxRuntimeError as error:
         exceeded = parse_out_of_memory(str(error), parameters + optimizer)
@@ -248,19 +245,6 @@ def compile_step(step: AbstractStep) -> Compiled:
     total += used.temp_size_in_bytes + used.generated_code_size_in_bytes
     memory = Memory(parameters, optimizer, max(total - parameters - optimizer, 0), topology.memory_bytes)
     return Compiled(programs.parse(built.as_text()), memory, flops)
-
-
-@contextlib.contextmanager
-def _without_cache() -> Iterator[None]:
-    """Turns off the cache of compiled programs: jax caches programs for absent devices, but fails to read them."""
-    enabled = jax.config.values["jax_enable_compilation_cache"]
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # otherwise jax keeps using a cache that is open
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", enabled)
-        compilation_cache.reset_cache()
 
 
 def bytes_per_device(tree: Any) -> int:

@@ -12,10 +12,11 @@ Read in this order: PARAMETER_RULES, make_mesh and its checks, the placement of 
 other constraints on a traced program, and the compiler options.
 """
 
+import contextlib
 import functools
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
@@ -24,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
@@ -494,6 +496,19 @@ def _known_options(device: Any, ours: CompilerOptions) -> CompilerOptions:
     return ours
 
 
+@contextlib.contextmanager
+def without_cache() -> Iterator[None]:
+    """Turns off the cache of compiled programs: jax caches programs for absent devices, but fails to read them."""
+    enabled = jax.config.values["jax_enable_compilation_cache"]
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # otherwise jax keeps using a cache that is open
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
+
+
 @functools.cache
 def _refusal(device: Any, asked: CompilerOptions) -> str:
     """Returns why a device's compiler does not take options, by trying them; "" if it does."""
@@ -502,7 +517,7 @@ def _refusal(device: Any, asked: CompilerOptions) -> str:
     # The sharding of the result puts the program on the device, and so chooses the compiler.
     alone = Mesh(np.array([device]), ("alone",))
     try:
-        with jax.set_mesh(alone):
+        with jax.set_mesh(alone), without_cache():
             placed = NamedSharding(alone, PartitionSpec())
             jax.jit(lambda: 0.0, compiler_options=dict(asked), out_shardings=placed).lower().compile()
     except jax.errors.JaxRuntimeError as error:
