@@ -203,7 +203,7 @@ def test_early_stopping_keeps_the_best_step_of_each_run(config, reviews, tmp_pat
         config.optimizer, schedule=dataclasses.replace(config.optimizer.schedule, from_start=True)
     )
     config = dataclasses.replace(
-        config, early_stop=1, steps=24, eval=EvalConfig(every_steps=2), sweep=sweep, optimizer=optimizer
+        config, early_stop=3, steps=24, eval=EvalConfig(every_steps=2), sweep=sweep, optimizer=optimizer
     )
     both = tmp_path / "both"
     result = finetune(config, both)
@@ -215,7 +215,7 @@ def test_early_stopping_keeps_the_best_step_of_each_run(config, reviews, tmp_pat
         steps = sorted(measured)
         best = max(steps, key=lambda step: (measured[step], -step))
         assert selected_step(folder) == best
-        assert steps[-1] == 24 or (steps[-2] == best and measured[steps[-1]] <= measured[best])
+        assert steps[-1] == 24 or (steps[-4] == best and all(measured[step] <= measured[best] for step in steps[-3:]))
         stopped.add(steps[-1])
         found = measurement.evaluate(open_checkpoint(folder), reviews["dev"]).metrics
         assert found["accuracy"] == pytest.approx(measured[best])
