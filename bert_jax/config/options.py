@@ -90,8 +90,8 @@ def option(
     metadata: dict[str, Any] = {"help": help, "marks": marks, "choices": choices, "valid": valid}
     metadata |= {"metavar": metavar, "aliases": tuple(aliases), "dashes": dashes}
     metadata |= {"positional": positional, "section": section, "name": name, "parser": parser}
-    # A dataclass refuses a mutable default. The copies keep one configuration from changing another. A dict has no hash,
-    # so the others stand for all: jit's cache compares them by ==, too.
+    # A dataclass refuses a mutable default. The copies keep one configuration from changing another. A dict has no
+    # hash, so the other fields stand for all: jit's cache compares them by ==, too.
     if isinstance(default, dict):
         return dataclasses.field(default_factory=default.copy, hash=False, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
