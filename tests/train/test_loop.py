@@ -124,7 +124,7 @@ def test_a_killed_run_resumes_exactly(run):
     record.write_text(json.dumps({"starts": starts}))  # as if the run had waited for an hour
     again = loop.fit(killed)
     one, other = (metrics.read_metrics(run(name).workdir) for name in ("whole", "killed"))
-    assert 0 < other[-1]["goodput"] < 0.05 < one[-1]["goodput"] < 1
+    assert 0 < other[-1]["goodput"] < 0.02 and other[-1]["goodput"] < one[-1]["goodput"] < 1
     assert all(line["checkpoint_seconds"] > 0 for line in one if "checkpoint_seconds" in line)
     assert any("checkpoint_seconds" in line for line in one)
     assert (again.step, again.tokens, again.evaluation) == (whole.step, whole.tokens, whole.evaluation)
