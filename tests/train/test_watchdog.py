@@ -1,6 +1,7 @@
 """A run that stands still ends, and names the process that is behind."""
 
 import queue
+import re
 import subprocess
 import sys
 import time
@@ -53,8 +54,8 @@ def test_the_limit_is_the_timeout_or_twenty_median_steps_and_longer_work_has_its
 def test_only_a_run_is_watched_and_one_that_stands_still_ends(capfd, monkeypatch):
     activity, ended = Activity(), queue.Queue()
     monkeypatch.setattr(watchdog, "activity", activity)
-    with Watchdog(0.2, lambda code, why: ended.put((code, why))):
-        time.sleep(0.4)
+    with Watchdog(1.0, lambda code, why: ended.put((code, why))):
+        time.sleep(1.5)
         assert ended.empty()
         with activity.run():
             activity.begin_step(7)
@@ -89,7 +90,7 @@ def test_a_stalled_source_ends_a_run_with_its_stacks(shards_dir, tmp_path):
     ended = subprocess.run(program, cwd=ROOT, env=environment(1), capture_output=True, text=True, timeout=240)
     assert ended.returncode == EXIT_LOST and time.monotonic() - began < 120
     *stacks, last = ended.stderr.splitlines()
-    assert last.startswith("error: the run stands still: waiting for data at step 6 has lasted 4 s")
+    assert re.match(r"error: the run stands still: waiting for data at step 6 has lasted \d+ s", last)
     assert any("in stall" in line for line in stacks)
 
 
