@@ -116,8 +116,8 @@ def _options(engine: str, workers: int, output: str, vocabulary: Path) -> BuildO
 
 def job(engine: str, workers: int, url: str, output: str, vocabulary: str) -> None:
     """The process that runs a job: prints its processor seconds, wall seconds and units."""
-    cluster.list_range = functools.partial(at, url, "list_range")
-    cluster.build_unit = functools.partial(at, url, "build_unit")
+    for stage in ("list_range", "build_unit", "join_units"):
+        setattr(cluster, stage, functools.partial(at, url, stage))
     finish, units = jobs.Job.finish, 0
 
     def counted(self: jobs.Job, records: Sequence[jobs.UnitRecord], *rest: Any) -> dict[str, Any]:
